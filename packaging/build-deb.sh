@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes a Debian package of a built binary: build-deb.sh BINARY DIRECTORY [REVISION]; prints the package's path.
-# Man pages and completions come from the binary itself, under qemu if it is for another processor. COMPRESSION=none is quicker.
+# Builds a Debian package from a binary: build-deb.sh BINARY DIRECTORY [REVISION]; prints the package's path. The binary itself
+# writes the man pages and completions, under qemu if it is for another processor. COMPRESSION=none is faster.
 set -euo pipefail
 
 binary=$(realpath "$1")
@@ -49,7 +49,7 @@ documents() {
     install -m 644 "$here"/../docs/{authentication,configuration,installation,migration,monitoring,mqtt-and-stomp,operations,pool,spool,troubleshooting,upgrades}.md "$doc"
     gzip -9n "$doc/changelog" "$doc"/*.md
     install -D -m 644 -t "$doc/examples" "$here"/grafana/*.json "$here"/kubernetes/*.yaml
-    # Whatever the umask of whoever builds it.
+    # Independent of the builder's umask.
     find "$share" -type d -exec chmod 755 {} +
     find "$share" -type f -exec chmod 644 {} +
 }
@@ -62,13 +62,13 @@ control() {
         -e "s|@DEPENDS@|$(libraries)|" -e 's|, $||' "$here/debian/control.in" >"$debian/control"
     install -m 644 "$here/debian/conffiles" "$debian/conffiles"
     install -m 755 "$here"/debian/{postinst,prerm,postrm} "$debian"
-    # Not of the conffile: dpkg knows what that was.
+    # Without the conffiles, which dpkg checks itself.
     (cd "$root" && find usr lib -type f -print0 | LC_ALL=C sort -z | xargs -0 md5sum) >"$debian/md5sums"
     chmod 644 "$debian"/{control,md5sums}
     chmod 755 "$debian" "$root"/{etc,etc/leveret,lib,lib/systemd,lib/systemd/system,usr,usr/bin}
 }
 
-# The packages of the shared libraries, with the least version of libc that has all symbols; nothing for a static binary.
+# The packages of the shared libraries, with the minimum version of libc that has all symbols; nothing for a static binary.
 libraries() {
     local needed libc list=()
     needed=$(readelf -d "$root/usr/bin/leveret" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p')

@@ -34,7 +34,7 @@ PT_INTERP = 3
 
 
 class Unusable(Exception):
-    """Input of which no image can be made."""
+    """No image can be built from this input."""
 
 
 def main():
@@ -82,7 +82,7 @@ def package_version():
 
 
 def platform_of(binary, content, allow_dynamic):
-    """The platform that a 64-bit little-endian ELF program is for (ELF-64 object file format, figures 2 and 6)."""
+    """The platform of a 64-bit little-endian ELF program (ELF-64 object file format, figures 2 and 6)."""
     if content[:6] != b"\x7fELF\x02\x01":
         raise Unusable(f"{binary}: no 64-bit program of Linux")
     machine = int.from_bytes(content[18:20], "little")
@@ -96,7 +96,7 @@ def platform_of(binary, content, allow_dynamic):
 
 
 class File:
-    """A file of a layer, or a directory if there is no content."""
+    """A file of a layer, or a directory if it has no content."""
 
     def __init__(self, path, content=None, mode=0o755, owner=0):
         self.path, self.content, self.mode, self.owner = path, content, mode, owner
@@ -110,7 +110,7 @@ class File:
 
 
 def base_files(certificates):
-    """The directories and files beside the program. There is no shell; a user's name is for programs that print it."""
+    """The directories and files beside the program. There is no shell; the user's name is for programs that print it."""
     user = int(instruction("USER").partition(":")[0])
     home = instruction("VOLUME")
     passwd = f"root:x:0:0:root:/:/sbin/nologin\nleveret:x:{user}:{user}:Leveret:{home}:/sbin/nologin\n"
@@ -132,7 +132,7 @@ def base_files(certificates):
 
 
 class Blobs:
-    """Contents under their SHA-256 sums (OCI image layout)."""
+    """Contents by their SHA-256 sums (OCI image layout)."""
 
     def __init__(self, directory):
         self.directory = directory
@@ -204,14 +204,14 @@ def image_index(manifests):
 
 
 def instruction(name):
-    """What is behind an instruction of the Dockerfile's last stage, which has it once."""
+    """The argument of an instruction that the Dockerfile's last stage has once."""
     text = (HERE / "Dockerfile").read_text().replace("\\\n", " ")
     [line] = [line for line in text.rpartition("\nFROM ")[2].splitlines() if line.startswith(f"{name} ")]
     return line.removeprefix(f"{name} ")
 
 
 def health_check():
-    """Docker's own addition to a configuration, in nanoseconds."""
+    """A Docker extension of the configuration, in nanoseconds."""
     options, _, command = instruction("HEALTHCHECK").partition("CMD ")
     spans = {name: int(seconds) * 1_000_000_000 for name, seconds in re.findall(r"--([\w-]+)=(\d+)s", options)}
     keys = {"interval": "Interval", "timeout": "Timeout", "start-period": "StartPeriod"}
@@ -219,7 +219,7 @@ def health_check():
 
 
 def archive(layout):
-    """The layout as one file, whose members are in the order of their names."""
+    """The layout as one file, with its members sorted by name."""
     path = layout.with_name(f"{layout.name}.tar")
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
         for member in sorted(layout.rglob("*")):

@@ -39,7 +39,7 @@ def main():
     parser.add_argument("--quick", action="store_true", help="compress little, and take a binary that needs shared libraries: for tests")
     options = parser.parse_args()
     os.environ.setdefault("SOURCE_DATE_EPOCH", "0")
-    # Nothing of an earlier release is left beside this one.
+    # Remove the files of earlier releases.
     shutil.rmtree(options.directory, ignore_errors=True)
     options.directory.mkdir(parents=True)
     for binary in options.binaries:
@@ -62,7 +62,7 @@ def processor_of(binary):
 
 
 def archive(directory, binary, processor, quick):
-    """The binary with its documents, man pages and completions; what is needed to run it is the binary alone."""
+    """The binary with its documents, man pages and completions; only the binary is needed to run it."""
     program = [binary.resolve()] if processor == platform.machine() else [f"qemu-{processor}", binary.resolve()]
     version = run(*program, "--version").split()[1]
     name = f"leveret-{version}-{processor}-linux"
@@ -108,7 +108,7 @@ def sums(directory):
 
 
 def run(*argv, cwd=None, env=None):
-    """What a command prints; its own message if it fails."""
+    """Returns a command's output; shows its error message if it fails."""
     done = subprocess.run([str(word) for word in argv], cwd=cwd, env={**os.environ, **(env or {})}, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         sys.exit(f"build-release: {argv[0]} has failed")

@@ -52,7 +52,7 @@ def bill_of_materials(target):
 
 
 def tree(target, kinds):
-    """The crates with license and repository, and which of them each needs. Cargo lists what a crate needs at one of its places."""
+    """The crates with license and repository, and the dependencies of each. Cargo lists a crate's dependencies only once."""
     argv = ["cargo", "tree", "--locked", "--package", "leveret", "--target", target, "--edges", kinds]
     done = subprocess.run([*argv, "--prefix", "depth", "--format", "{p}|{l}|{r}"], cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
@@ -70,7 +70,7 @@ def tree(target, kinds):
 
 
 def checksums():
-    """Of the crates that come from a registry; ours have none."""
+    """Checksums of the crates from a registry; workspace crates have none."""
     packages = tomllib.loads((ROOT / "Cargo.lock").read_text())["package"]
     return {(package["name"], package["version"]): package["checksum"] for package in packages if "checksum" in package}
 
@@ -81,7 +81,7 @@ def component(crate, facts, sums, is_linked):
     described = {"type": "library", "bom-ref": reference(crate, sums), "name": name, "version": version}
     described["scope"] = "required" if is_linked else "excluded"
     if license:
-        # Cargo's former way to write it.
+        # Cargo's older syntax.
         described["licenses"] = [{"expression": license.replace("/", " OR ")}]
     if crate in sums:
         described["purl"] = reference(crate, sums)
@@ -92,7 +92,7 @@ def component(crate, facts, sums, is_linked):
 
 
 def reference(crate, sums):
-    """Crates of this repository are in no registry, where another one may have their name."""
+    """Workspace crates are in no registry, where an unrelated crate may have the same name."""
     name, version = crate
     return f"pkg:cargo/{name}@{version}" if crate in sums else f"leveret/{name}@{version}"
 

@@ -6,9 +6,8 @@ everything, in order and each once. Prints rates, memory, startup times and what
     make backlog ARGS="--messages 500000"                   # a trial
     make backlog ARGS="--transient"                         # messages that are not persistent: none survive a start
 
-Memory is the most that the broker's process had resident (VmHWM), the programs' own pages included; the page cache is not
-its own. The data directory is a temporary one: TMPDIR names another disk. The exit code is 1 when memory or a start is over its
-limit.
+Memory is the peak resident set of the broker's process (VmHWM), program pages included, page cache excluded. The data
+directory is temporary; TMPDIR selects another disk. The exit code is 1 if memory or a start exceeds its limit.
 """
 
 import argparse
@@ -30,7 +29,7 @@ from harness.process import bytes_written, reset_peak_memory
 
 SIZE = 1024
 QUEUE = "backlog"
-# At its longest, with the segments that it keeps for later.
+# Maximum size, with the segments it keeps for reuse.
 JOURNAL = 1 << 30
 
 
@@ -63,14 +62,14 @@ def arguments():
 
 
 class Row:
-    """What a phase came to."""
+    """The results of a phase."""
 
     def __init__(self, name, seconds, peak, messages=None):
         self.name, self.seconds, self.peak, self.messages = name, seconds, peak, messages
 
 
 class Run:
-    """The phases, one after the other. The queue holds the numbers from `first` up to, and without, `next`."""
+    """Runs the phases one after the other. The queue holds the numbers from `first` (inclusive) to `next` (exclusive)."""
 
     def __init__(self, directory, options):
         self.directory, self.options = directory, options
@@ -121,7 +120,7 @@ class Run:
         publishing.join()
 
     def publish_until_killed(self, count):
-        """All that is confirmed must be there; what is not may be."""
+        """Every confirmed message must survive the kill; unconfirmed ones may."""
         with self.publisher() as publisher:
             publisher.publish(count)
             os.kill(self.broker.pid, signal.SIGKILL)
@@ -155,7 +154,7 @@ class Run:
 
 
 class Watched(threading.Thread):
-    """A thread whose failure is that of who joins it."""
+    """A thread that raises its exception in join()."""
 
     def __init__(self, act):
         super().__init__(daemon=True)

@@ -1,4 +1,4 @@
-"""What a bystander (connect, declare, publish, get, close) waits beside publishers that never stop and ask for no confirms:
+"""How long a bystander (connect, declare, publish, get, close) waits beside publishers that never pause and use no confirms:
 on RabbitMQ 3.10, on 4 and on the embedded broker, in turn. Health checks and the heartbeats of an idle client are timed as well, and
 so is what the publishers get done.
 
@@ -39,25 +39,25 @@ from harness.wire import (
 
 LEVERET = "Leveret"
 EXCHANGE = "bystander.fanout"
-# How many publishers there are, and how many queues get each message; no queue at all is the unroutable message.
+# The number of publishers, and of queues that get each message; without queues the messages are unroutable.
 LOADS = {
     "one queue": (4, 1),
     "unroutable": (4, 0),
     "fanout to 100": (4, 100),
     "fanout to 1500": (20, 1500),
 }
-# What a publisher writes at once.
+# Bytes per write of a publisher.
 CHUNK_BYTES = 256 * 1024
 FIGURES = ("median", "p99", "worst", "health", "heartbeat")
-# The time that the load has before anything is measured.
+# Seconds of load before the measurement begins.
 WARM_UP_SECONDS = 1
 PAUSE_SECONDS = 0.02
-# How long a queue has to stay as long as it is until nothing more is on its way.
+# Seconds without a change of the queue's length after which no message is in flight.
 SETTLE_SECONDS = 1
-# Where publishers wait for the disk, that takes long.
+# The limit for that: publishers may have to wait for the disk.
 MAX_SETTLE_SECONDS = 15
 HEARTBEAT_SECONDS = 2
-# What the broker promises beside any of these loads, in milliseconds.
+# The broker's limits under each of these loads, in milliseconds.
 PROMISED = {"p99": 50, "worst": 200, "health": 100, "heartbeat": 1500}
 
 
@@ -81,7 +81,7 @@ def main():
 
 
 def summary(found):
-    """The table of docs/benchmarks.md: the systems beside each other."""
+    """The table of docs/benchmarks.md, one column for each system."""
     loads, titles = (list(dict.fromkeys(keys)) for keys in zip(*found, strict=True))
     columns = [(figure, title) for figure in ("p99", "worst") for title in titles]
     rows = []
@@ -108,7 +108,7 @@ def arguments():
 
 
 def alone(options):
-    """What the publishers get done when nobody else is there: messages that each queue has got in the end."""
+    """The publishers' throughput without a bystander: messages that arrived in each queue."""
     print("| load | system | messages/s | peak memory |\n|---|---|---|---|", flush=True)
     names = systems(options)
     for load in options.load or LOADS:
@@ -134,7 +134,7 @@ def arrived(server, load, seconds):
         count = (sent.value - before) / len(message_to(queues))
     if queues == 0:
         return count / seconds
-    # What was read and is still on its way counts with the time that it takes.
+    # Messages that were read but not routed yet count, together with the time they take.
     last, count = -1, 0
     while count > last and time.monotonic() - begin < seconds + MAX_SETTLE_SECONDS:
         time.sleep(SETTLE_SECONDS)
@@ -148,14 +148,14 @@ def depth(port):
 
 
 def systems(options):
-    """Their names."""
+    """The names of the systems."""
     beside = ["beside"] if options.beside else []
     return [name for name in ["leveret", *compared()] if name in (options.only or ["leveret", *RELEASES])] + beside
 
 
 @contextlib.contextmanager
 def started(name, options):
-    """A server that has just been started, and its name in tables."""
+    """A freshly started server, and its name in tables."""
     with tempfile.TemporaryDirectory() as directory, Servers(directory) as servers:
         if name in RELEASES:
             yield servers.title(name), servers.rabbitmq(name)
@@ -201,7 +201,8 @@ def prepare(port, queues):
 
 @contextlib.contextmanager
 def flooding(port, publishers, queues):
-    """Publishers in a process of their own, as long as the block lasts; the count of bytes that the server has taken."""
+    """Runs publishers in a separate process for the length of the block; yields the number of bytes that the server has
+    taken."""
     stop, sent = multiprocessing.Event(), multiprocessing.Value("Q", 0)
     flood = multiprocessing.Process(target=publish_until, args=(port, publishers, message_to(queues), stop, sent))
     flood.start()
@@ -214,7 +215,7 @@ def flooding(port, publishers, queues):
 
 
 def message_to(queues):
-    """The frames of one empty message."""
+    """The frames of an empty message."""
     arguments = publish_arguments(EXCHANGE, "key") if queues else publish_arguments("", "nowhere")
     method = struct.pack(">HH", *BASIC_PUBLISH) + arguments
     return frame(METHOD, 1, method) + frame(HEADER, 1, content_header(0))
@@ -237,7 +238,7 @@ def publish_on_one(port, chunk, stop, sent):
         while not stop.is_set():
             rest = view
             while rest:
-                # What a server that is busy takes counts as it takes it.
+                # Partial writes count as the busy server reads them.
                 count = wire.socket.send(rest)
                 rest = rest[count:]
                 with sent.get_lock():
@@ -245,7 +246,7 @@ def publish_on_one(port, chunk, stop, sent):
 
 
 def bystander(port, end):
-    """Milliseconds for each visit."""
+    """The milliseconds of each visit."""
     number = 0
     while time.monotonic() < end:
         begin = time.monotonic()
@@ -253,7 +254,7 @@ def bystander(port, end):
             channel = connection.channel()
             name = channel.queue_declare(f"visit.{number}", auto_delete=True).method.queue
             channel.basic_publish("", name, b"hello")
-            # RabbitMQ counts a message ahead of its way to the queue.
+            # RabbitMQ may confirm a message before it reaches its queue.
             while channel.basic_get(name, auto_ack=True)[2] is None:
                 pass
             channel.queue_delete(name)
@@ -263,7 +264,7 @@ def bystander(port, end):
 
 
 class Watcher:
-    """Notes the worst of what it sees until it is asked, in milliseconds."""
+    """Records the worst value it observes until it is asked for, in milliseconds."""
 
     def __init__(self):
         self.worst = 0
@@ -290,7 +291,7 @@ class Health(Watcher):
 
 
 class Heartbeats(Watcher):
-    """A client that only sends heartbeats. The server's come every half interval; how late the latest was."""
+    """A client that only sends heartbeats. Records how late the server's heartbeats are, which come every half interval."""
 
     def __init__(self, port):
         self.port = port

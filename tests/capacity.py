@@ -23,34 +23,35 @@ from harness.benchmark import UNKNOWN, Peak, Servers, bench, compared, median, p
 from harness.leveret import ROOT
 from harness.retained_load import all_of_them, first_client, memory, queues, retain
 
-# What a process has open besides its clients' sockets.
+# Open files of a process besides its clients' sockets.
 SPARE = 256
-# Others' published figures are at these numbers.
+# The numbers of connections in others' published figures.
 LEVELS = [5_000, 15_000, 20_000]
-# And here, of devices that have subscribed and wait.
+# The number of connections here, of devices that have subscribed and are idle.
 DEVICES = 18_000
-# Of one message, and messages under way from one client to another.
+# Subscribers of one message, and unacknowledged messages from one client to another.
 SUBSCRIBERS, UNCONFIRMED = 10_000, 1_000
-# What they have in common, unless each has a topic of its own.
+# The number of topics that the clients share, unless each has its own.
 TOPICS = "1000"
-# They say no more than that they are there.
+# Clients that only send heartbeats.
 IDLE = ("--interval", "36000", "--heartbeat", "60")
-# Everybody comes from the same machine.
+# All clients come from this machine.
 UNLIMITED = ("--max-connections", "unlimited")
 ANY = "127.0.0.1:0"
-# A message of QoS 1 is a persistent one that a topic exchange routes.
+# The AMQP equivalent of MQTT messages at QoS 1: persistent, and routed by a topic exchange.
 AS_MQTT = ("--exchange", "qos1", "--exchange-type", "topic", "--persistent")
 
 
 class Carried(NamedTuple):
-    """A protocol inside WebSockets: the scheme of its URLs, RabbitMQ's name for it, and whether its sessions end at a pool."""
+    """A protocol over WebSocket: the scheme of its URLs, RabbitMQ's name for it, and whether the pool terminates its
+    sessions."""
 
     scheme: str
     title: str
     ends_at_pool: bool
 
 
-# By RabbitMQ's plugin, which is also the name of our setting.
+# By RabbitMQ's plugin, which is also the name of Leveret's setting.
 CARRIED = {"web_mqtt": Carried("mqtt", "Web-MQTT", ends_at_pool=True), "web_stomp": Carried("stomp", "Web-STOMP", ends_at_pool=True)}
 HEADER = ["system", "connections", "opened in", "memory each", "memory", "CPU"]
 LATENCY = "latency p50 / p99"
@@ -94,8 +95,8 @@ def stomp(directory, options, most):
 
 
 def idle(directory, options, most, plugin):
-    """Idle clients, each with a subscription, on Leveret, on RabbitMQ's plugin, and on Leveret in front of RabbitMQ, in one run of
-    the bench; with a topic of their own each, and with few topics for all."""
+    """Idle clients with one subscription each, on Leveret, on RabbitMQ's plugin, and on Leveret in front of RabbitMQ, in one
+    run; first with a topic for each client, then with a few topics for all."""
     for number, topics in enumerate(([], ["--topics", TOPICS])):
         print("Each client has a topic of its own." if not topics else f"{TOPICS} topics for all.", end="\n\n")
         idle_with(directory / str(number), options, most, plugin, topics)
@@ -105,14 +106,14 @@ def idle_with(directory, options, most, plugin, topics):
     with Servers(directory) as servers:
         leveret = servers.leveret("leveret", *UNLIMITED, flag(plugin), ANY)
         titles = {"leveret": f"Leveret, `{plugin}`"}
-        systems = [f"leveret={told_of(plugin, web_port(leveret, plugin), leveret)}"]
+        systems = [f"leveret={system_argument(plugin, web_port(leveret, plugin), leveret)}"]
         behind = []
         for name in compared():
             for start in kinds(plugin):
-                title, told, rabbitmq = start(servers, name, plugin)
+                title, argument, rabbitmq = start(servers, name, plugin)
                 system_name = f"{start.__name__}-{name}"
                 titles[system_name] = title
-                systems.append(f"{system_name}={told}")
+                systems.append(f"{system_name}={argument}")
                 if start is in_front:
                     peaks = Peak(rabbitmq), Peak(servers.started[f"in-front-of-{name}"])
                     behind.append((servers.title(name), peaks))
@@ -125,7 +126,7 @@ def idle_with(directory, options, most, plugin, topics):
 
 
 def relay(directory, options, most):
-    """The relay in a process of its own, in front of a broker in another: two sockets a pair."""
+    """A relay and the broker behind it in two processes: two sockets for each client."""
     with Servers(directory) as servers:
         behind = servers.leveret("broker", *UNLIMITED)
         front = servers.leveret("relay", *UNLIMITED, "--relay", f"127.0.0.1:0=tcp://127.0.0.1:{behind.port}")
@@ -135,32 +136,31 @@ def relay(directory, options, most):
 
 
 def rabbitmq(directory, options, most):
-    """Each plugin in a RabbitMQ that has just started; and Leveret in front of one without the plugin, with both processes
-    counted."""
+    """Each plugin in a freshly started RabbitMQ; and Leveret in front of one without the plugin, counting both processes."""
     for name in compared():
         for plugin in CARRIED:
             for start in kinds(plugin):
                 with Servers(directory) as servers:
-                    title, told, _ = start(servers, name, plugin)
-                    measure({plugin: title}, [f"{plugin}={told}"], growing(options, most))
+                    title, argument, _ = start(servers, name, plugin)
+                    measure({plugin: title}, [f"{plugin}={argument}"], growing(options, most))
 
 
 def kinds(plugin):
-    """How the clients of a protocol come to RabbitMQ. Each starts its servers and returns the title of the row, the system as the
-    bench is told of it, and RabbitMQ."""
+    """The ways in which a protocol's clients reach RabbitMQ. Each starts its servers and returns the row's title, the
+    bench's `--system` argument, and RabbitMQ."""
     return [native, in_front] if CARRIED[plugin].ends_at_pool else [native]
 
 
 def native(servers, name, plugin):
     port, peer = servers.web_plugin(name, plugin)
-    return f"{servers.title(name)}, {CARRIED[plugin].title}", told_of(plugin, port, peer), peer
+    return f"{servers.title(name)}, {CARRIED[plugin].title}", system_argument(plugin, port, peer), peer
 
 
 def in_front(servers, name, plugin):
     behind = servers.rabbitmq(f"behind-{name}", release=name)
     front = servers.pool(f"in-front-of-{name}", behind, *UNLIMITED, flag(plugin), ANY)
     title = f"Leveret in front of {servers.title(name)}, `{plugin}`"
-    return title, told_of(plugin, web_port(front, plugin), front, behind), behind
+    return title, system_argument(plugin, web_port(front, plugin), front, behind), behind
 
 
 def flag(plugin):
@@ -171,30 +171,30 @@ def web_port(leveret, plugin):
     return leveret.child.wait_line(rf"^{plugin.replace('_', '-')} +listening on ws://127\.0\.0\.1:(\d+)").group(1)
 
 
-def told_of(plugin, port, *processes):
-    """A system as the bench is told of it, with the processes that do its work."""
+def system_argument(plugin, port, *processes):
+    """The `--system` argument of the bench, with the processes that do the work."""
     return f"{CARRIED[plugin].scheme}+ws://127.0.0.1:{port}/ws" + "".join(f",pid={each.pid}" for each in processes)
 
 
 def tls(_directory, _options, _most):
-    """What an idle connection over wss costs, as a test prints it."""
+    """The cost of an idle connection over wss, as its test prints it."""
     test("blackbox/websocket_tls.py", "-k", "idle")
 
 
 def abandoned(_directory, options, most):
-    """The test, with as many connections as there can be."""
+    """Runs the test with as many connections as possible."""
     count = 1000 if options.quick else min(20_000, most)
     test("blackbox/websocket_abandoned.py", LEVERET_ABANDONED=str(count))
 
 
 def in_memory(_directory, options, _most):
-    """More sessions than a process may have sockets, over streams that are memory: of AMQP on the embedded broker, and of MQTT in front
-    of one."""
+    """More sessions than a process may have sockets, over in-memory streams: AMQP on the embedded broker, and MQTT in front
+    of it."""
     measurement(options, "capacity_tests", LEVERET_SESSIONS=2_000 if options.quick else 200_000)
 
 
 def subscriptions(_directory, options, _most):
-    """A million MQTT subscriptions in one process: memory, and what a message costs that has to find one of them."""
+    """A million MQTT subscriptions in one process: memory, and the cost of a message that matches one of them."""
     measurement(options, "million", LEVERET_SUBSCRIPTIONS=20_000 if options.quick else 1_000_000)
 
 
@@ -211,8 +211,9 @@ def test(file, *arguments, **environment):
 
 
 def mqtt_rates(_directory, options, most):
-    """One message to very many subscribers, and messages of QoS 1 from one client to another, over MQTT's own port; beside the latter
-    what AMQP does through the same pool, with as many unconfirmed: as MQTT's messages are for RabbitMQ, and at its fastest."""
+    """One message to very many subscribers, and QoS 1 messages from one client to another, on the MQTT port. Compares the
+    latter with AMQP through the same pool and as many unconfirmed messages: once with MQTT's message properties, once at
+    its fastest."""
     subscribers, rounds, seconds = (200, 3, 1) if options.quick else (min(SUBSCRIBERS, most), 20, 10)
     rows = []
     for start in (own, *(functools.partial(behind, name) for name in compared())):
@@ -221,7 +222,7 @@ def mqtt_rates(_directory, options, most):
             port = int(server.child.wait_line(r"^mqtt +listening on mqtt://127\.0\.0\.1:(\d+)").group(1))
             times = sorted(load("fan-out", port, subscribers, rounds))
             (messages,) = load("qos1", port, seconds, UNCONFIRMED)
-            # As the MQTT clients: every message is acknowledged by itself.
+            # Like the MQTT clients, it confirms each message by itself.
             length = ["--confirms", UNCONFIRMED, "--time", seconds]
             reports = [bench("stream", [stream], *length, *kind)[1] for kind in (AS_MQTT, [])]
             amqp = [per_second(median(report, stream.split("=")[0], "rate")) for report in reports]
@@ -233,7 +234,8 @@ def mqtt_rates(_directory, options, most):
 
 
 def load(kind, port, *numbers):
-    """Figures of MQTT clients in Rust, as those of the bench are: one in Python takes more of the two cores than the server."""
+    """Results of MQTT clients written in Rust, like those of the bench: a Python client uses more of the two cores than the
+    server."""
     command = ["cargo", "run", "--release", "--locked", "--quiet", "--package", "mqtt", "--example", "load", "--"]
     command += [kind, f"127.0.0.1:{port}", *map(str, numbers)]
     found = subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.PIPE)
@@ -252,8 +254,8 @@ def behind(name, servers):
 
 
 def retained(_directory, options, _most):
-    """Retained messages of very many topics in front of each release, which are one stream there; and beside it what a queue for each
-    of them would cost."""
+    """Retained messages of very many topics in front of each release, where they are one stream; and for comparison the cost
+    of a queue for each topic."""
     topics, alternative = (2_000, 200) if options.quick else (100_000, 5_000)
     rows = []
     for name in compared():
@@ -298,7 +300,7 @@ def growing(options, most):
 
 
 def measure(titles, systems, arguments, with_latency=True):
-    """Prints the table of the page, with the systems called by these titles."""
+    """Prints the page's table, with these titles for the systems."""
     met, report = bench("websockets", systems, *arguments)
     if not met:
         sys.exit("leveret bench failed, as it says above")

@@ -5,9 +5,10 @@ from pika.connection import Parameters
 
 from harness.drivers import COMMANDS, Drivers
 from harness.patience import PATIENCE
-from harness.targets import NAMES, Targets, lacking
+from harness.targets import NAMES, Targets, missing_target
 
-# Of every connection of pika's that a test does not say otherwise for: 10 s for TCP, and 15 s with the login, is what a busy machine may need.
+# The defaults for pika connections in tests: pika's own (10 s for TCP, 15 s including the login) are too short for a busy
+# machine.
 Parameters.DEFAULT_SOCKET_TIMEOUT = Parameters.DEFAULT_STACK_TIMEOUT = PATIENCE
 
 pytest_plugins = ["harness.exceptions", "harness.failures", "harness.longest_first"]
@@ -29,7 +30,7 @@ def chosen(config, option, known):
 def pytest_generate_tests(metafunc):
     for option, fixture, known in [("--target", "target_name", NAMES), ("--client", "client", list(COMMANDS))]:
         if fixture in metafunc.fixturenames:
-            # A module may offer fewer targets than there are.
+            # A module may support a subset of the targets.
             offered = [name for name in known if name in getattr(metafunc.module, "TARGETS", known) or fixture == "client"]
             names = [name for name in offered if name in chosen(metafunc.config, option, known)]
             metafunc.parametrize(fixture, names, scope="session")
@@ -51,7 +52,7 @@ def drivers(tmp_path_factory):
 
 @pytest.fixture
 def target(targets, target_name):
-    """A server that scenarios share."""
-    if reason := lacking(target_name):
+    """A shared server."""
+    if reason := missing_target(target_name):
         pytest.skip(reason)
     return targets[target_name]

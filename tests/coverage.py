@@ -15,7 +15,8 @@ from pathlib import Path
 from harness.leveret import ROOT
 
 TARGET = ROOT / "target" / "coverage"
-# How many processes may share one file of counters: each is some megabytes, and thousands of servers are started.
+# The number of processes that may share a file of counters: each file takes some megabytes, and a run starts thousands of
+# servers.
 PROFILES = 4
 KINDS = ("lines", "functions", "regions")
 
@@ -26,7 +27,7 @@ def main():
     for line in shown.splitlines():
         name, _, value = line.partition("=")
         environment[name] = "".join(shlex.split(value))
-    # Counters are kept in the file all the time (%c): servers are killed.
+    # Keep the counters in the file continuously (%c), because tests kill servers.
     environment["RUSTFLAGS"] = environment.get("RUSTFLAGS", "") + " -Cllvm-args=-runtime-counter-relocation"
     environment["LLVM_PROFILE_FILE"] = str(TARGET / f"leveret-%{PROFILES}m%c.profraw")
     environment["LEVERET_BIN"] = str(TARGET / "debug" / "leveret")
@@ -44,12 +45,12 @@ def main():
     report = table(summary["data"][0]["files"])
     (TARGET / "report.md").write_text(report)
     print(report)
-    # What was reached says little where tests have failed.
+    # After a failure the coverage means little.
     sys.exit(failed)
 
 
 def table(files):
-    """A row for each crate, and one for all."""
+    """A row for each crate, and one for the total."""
     counts, covered = Counter(), Counter()
     for file in files:
         path = Path(file["filename"]).relative_to(ROOT)

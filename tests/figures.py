@@ -3,8 +3,8 @@ ports and in directories of its own, and lets `leveret bench` compare them, roun
 
     make figures                          # everything, about 15 minutes
     make figures ARGS="--quick"           # to see that it works
-    make figures ARGS="--only durable"    # what has this in its title, which begins with that of its section
-    make figures ARGS="--pinned"          # each server on one core and the generator on the others: who is the limit is plain
+    make figures ARGS="--only durable"    # rows with this in their title, which begins with the section's title
+    make figures ARGS="--pinned"          # each server on one core, the generator on the others: shows which of them is the bottleneck
     make figures ARGS="--beside /tmp/old" # against an older build alone: no rate and no CPU time may be worse than by 3%
 
 The tables of the page go to standard output, what `leveret bench` prints to standard error. Directories are temporary: TMPDIR names
@@ -36,7 +36,7 @@ from harness.benchmark import (
 from harness.child import Child
 from harness.leveret import binary
 
-# By section: how `leveret bench stream` is called for each row.
+# By section: the flags of `leveret bench stream` for each row.
 THROUGHPUT = "throughput"
 WORKLOADS = {
     "16 bytes, 1:1, automatic acks": ["--size", "16", "--auto-ack"],
@@ -55,26 +55,27 @@ MANY = "10 producers with 1,000 confirms in flight, 10 consumers that ack, one q
 ONE = "one producer that waits for each confirm"
 DURABLES = {
     MANY: [*PERSISTENT, "--producers", "10", "--consumers", "10", "--confirms", "1000"],
-    # Beside a plain loop of write and fdatasync in this directory.
+    # For comparison, a loop of write and fdatasync in this directory.
     ONE: [*PERSISTENT, "--consumers", "0", "--confirms", "1", "--disk", "{directory}"],
 }
-# Of RabbitMQ 3.10.
+# Compared with RabbitMQ 3.10.
 EXPECTED = {MANY: "ratio(leveret/rabbitmq)>=10", ONE: "ratio(leveret/disk)>=0.8"}
-# What a change may cost, as a share of the rate, and of the CPU time for a message, of the build without it.
+# The minimum rate of a changed build, and the inverse of its maximum CPU time per message, relative to the build without the
+# change.
 NOT_SLOWER = 0.97
 NOT_DEARER = 1.03
-# What is written to the disk for each byte of a message: how messages are published, and what becomes of them.
+# Bytes written to the disk per byte of a message, by how messages are published and consumed.
 WRITTEN = "durable: bytes written to the disk for each byte of a persistent 1 KiB message"
 FATES = {
     "acked soon, 50,000/s": ["--producers", "10", "--consumers", "10", "--confirms", "1000", "--rate", "5000"],
     "nobody consumes, 10 producers with 1,000 confirms": ["--producers", "10", "--consumers", "0", "--confirms", "1000"],
 }
-# The proxy on a core of its own; the sink that takes everything, RabbitMQ and the generator have the others.
+# The proxy has a core of its own; the sink that takes everything, RabbitMQ and the generator share the others.
 ONE_CORE = "on one core"
 TO_SINK = "messages of 16 bytes through the pool to a sink"
 CONNECTIONS = "connections opened, logged in and closed"
 WORKERS = [16, 64]
-# CPU time of the proxy alone, by what is behind it.
+# CPU time of the proxy alone, by its upstream.
 COSTS = "what a message costs"
 FLAGS = ["--consumers 0", "--auto-ack", "--prefetch 200", "--consumers 0 --confirms 1000"]
 
@@ -87,7 +88,7 @@ def main():
             return 0 if beside(servers, options, generator) else 1
         figures = Figures(servers, options, generator)
         sections = [figures.throughput, figures.proxy, figures.durable]
-        # The others confine servers themselves, or do not measure what a generator can be the limit of.
+        # The other sections pin servers themselves, or do not measure anything that the generator could limit.
         sections += [] if options.pinned else [figures.written, figures.one_core, figures.costs]
         for section in sections:
             section()
@@ -107,8 +108,8 @@ def arguments():
 
 
 class Figures:
-    """The sections of the page. `met` is whether everything so far was reached that is asked for. `generator` are the cores of
-    the generator, if it has some of its own."""
+    """The sections of the page. `met` is whether all expectations were met so far. `generator` are the generator's cores, if
+    it has its own."""
 
     def __init__(self, servers, options, generator=()):
         self.servers, self.options, self.generator = servers, options, generator
@@ -130,7 +131,7 @@ class Figures:
             )
 
     def kept_up(self, report):
-        """Whether consumers keep up with publishers where both do all they can."""
+        """Whether consumers keep up with publishers when both run at full speed."""
         rows = []
         for name in self.names():
             published, consumed = (median(report, name, metric) for metric in ("publish", "rate"))
@@ -145,9 +146,9 @@ class Figures:
         rows, reports = [], {}
         for title, flags in self.wanted(section, workloads):
             systems = [system(name, self.broker(name)) for name in self.names()]
-            # What is expected holds for servers that have all cores.
+            # The expectations are for servers that may use all cores.
             expected = None if self.generator else EXPECTED.get(title)
-            # Of what is left out nothing can be expected.
+            # Drop expectations about releases that are left out.
             if expected and "/rabbitmq)" in expected and "rabbitmq" not in self.releases:
                 expected = None
             reports[title] = self.stream(f"{section}: {title}", systems, flags, expected)
@@ -155,7 +156,7 @@ class Figures:
             if title == ONE:
                 in_microseconds = lambda seconds: f"{microseconds(seconds)} µs"
                 row = self.row("the same, median time of one confirm", reports[title], "confirm.p50", in_microseconds)
-                # A ratio of rates is above it, and the CPU time is the same.
+                # The rate's ratio is in the row above; the CPU time has the same ratio.
                 rows.append(row[: len(self.names()) + 1] + [""] * (len(self.releases) + 1))
         if rows:
             titles = [self.servers.title(name) for name in self.names()]
@@ -212,7 +213,7 @@ class Figures:
             print(table(header, rows) + "\n", flush=True)
 
     def connections(self, first, others):
-        """Each RabbitMQ behind a pool of its own; one that is not used takes no time."""
+        """Each RabbitMQ behind its own pool; an unused pool takes no CPU time."""
         pools = {}
         for name in self.releases:
             confine(self.broker(name).pid, others)
@@ -251,7 +252,7 @@ class Figures:
         return [[TO_SINK, "a sink", per_second(median(report, "proxy", "publish")), f"{cpu} µs"]]
 
     def costs(self):
-        """Each broker behind a proxy of its own, whose CPU time alone counts."""
+        """Each broker behind its own proxy; only the proxy's CPU time counts."""
         rows = []
         for title, flags in self.wanted(COSTS, {flags: ["--size", "16", *flags.split()] for flags in FLAGS}):
             systems = [system(name, self.pool(name)) for name in self.names()]
@@ -296,11 +297,11 @@ def length(options):
 
 
 def beside(servers, options, generator):
-    """Compares this build's broker and proxy with those of an older build."""
+    """Compares the broker and proxy of this build with those of an older build."""
     figures = Figures(servers, options, generator)
     for section, rows in {THROUGHPUT: WORKLOADS, PROXY: PROXIED, DURABLE: DURABLES}.items():
         if section == PROXY and not figures.releases:
-            # None to be in front of.
+            # There is no RabbitMQ to put the proxy in front of.
             continue
         for title, flags in figures.wanted(section, rows):
             program = {"program": options.beside.resolve()}
@@ -318,8 +319,7 @@ def beside(servers, options, generator):
 
 
 def apart():
-    """Has this process run on the first core alone, and so each server that it starts from now on, which takes that core for all
-    there are. Returns the other cores."""
+    """Pins this process to the first core, so that the servers it starts see only that core. Returns the other cores."""
     first, *others = sorted(os.sched_getaffinity(0))
     if not others:
         sys.exit("--pinned needs two cores")
@@ -332,15 +332,15 @@ def on_cores(cores):
 
 
 def confine(pid, cores):
-    """Has all threads of a process run on these cores only, and those that they start."""
+    """Pins all threads of a process, and their future children, to these cores."""
     for thread in Path(f"/proc/{pid}/task").iterdir():
-        # One may end meanwhile.
+        # A thread may end meanwhile.
         with contextlib.suppress(ProcessLookupError):
             os.sched_setaffinity(int(thread.name), cores)
 
 
 def written(directory, system, flags, options):
-    """Bytes that a round has the disk write, for each byte of a message. Whoever else writes to that disk counts too."""
+    """Bytes written to the disk during a round per byte of a message. Other processes' writes to that disk count too."""
     os.sync()
     before = device_bytes(directory)
     words = ["--rounds", "1", "--warmup", "0", "--time", "2" if options.quick else "10"]
@@ -353,8 +353,8 @@ def written(directory, system, flags, options):
 
 
 def device_bytes(directory):
-    """What was written to the disk that a directory is on. /proc/PID/io would not do: for each write it counts all of a folio of
-    the kernel's cache, which is up to 2 MiB."""
+    """Bytes written to a directory's disk. /proc/PID/io would be wrong: it counts a whole folio of the page cache, up to 2
+    MiB, for each write."""
     device = os.stat(directory).st_dev
     fields = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat").read_text().split()
     return int(fields[6]) * 512

@@ -1,4 +1,4 @@
-"""Draws the plot of the README (make front-page) from the table of docs/benchmarks.md that it is about."""
+"""Draws the README's plot (make front-page) from its table in docs/benchmarks.md."""
 
 import re
 import sys
@@ -19,7 +19,7 @@ DECADES = (0, 3)
 
 
 def rows(text):
-    """Round trip, and messages a second for each series."""
+    """The round trip, and messages per second of each series."""
     lines = iter(text.splitlines())
     next(line for line in lines if line.startswith("|") and TABLE in line)
     next(lines)
@@ -33,7 +33,7 @@ def rows(text):
 
 
 def height(rate):
-    """Pixels of a bar, on a logarithmic axis."""
+    """The height of a bar in pixels, on a logarithmic axis."""
     low, high = DECADES
     share = (log10(rate) - low) / (high - low)
     return share * (HEIGHT - TOP - BOTTOM)

@@ -1,4 +1,4 @@
-"""How long threads wait for each lock, and hold it: 64 connections on 16 queues and on one queue, with a build that measures it.
+"""How long threads wait for each lock and hold it, with 64 connections on 16 queues and on one queue. Needs an instrumented build.
 
     make lock-profile                              # some two minutes, once it is built
     make lock-profile ARGS="--seconds 10"
@@ -27,9 +27,9 @@ WORKLOADS = {
 QUEUES = (16, 1)
 CONNECTIONS = ["--producers", "32", "--consumers", "32"]
 FIGURES = ("acquisitions", "contended", "waited_nanoseconds", "held_nanoseconds")
-# A lock that is held for less than this many nanoseconds a message bounds nothing.
+# Locks held for fewer nanoseconds per message are left out of the table.
 NEGLIGIBLE = 1
-# Threads by their names, and what the table calls them.
+# Thread names, and their names in the table.
 THREADS = {"leveret": "sessions", "journal": "the journal's thread"}
 OTHERS = "other threads"
 
@@ -50,7 +50,7 @@ def main():
 
 
 class Run:
-    """What each lock did for a message, by its name, and what CPU time each thread took for it, in nanoseconds."""
+    """For each lock by name, its times per message, and the CPU time of each thread per message, in nanoseconds."""
 
     def __init__(self, messages, seconds, before, after, cpu):
         self.rate = messages / seconds
@@ -92,7 +92,7 @@ def measured(server):
 
 
 def cpu_of(pid):
-    """Nanoseconds that threads of each name have run (proc(5), /proc/PID/schedstat)."""
+    """CPU time in nanoseconds by thread name (proc(5), /proc/PID/schedstat)."""
     taken = {}
     for task in Path(f"/proc/{pid}/task").iterdir():
         name = THREADS.get((task / "comm").read_text().strip(), OTHERS)
@@ -119,7 +119,7 @@ def plural(queues):
 
 
 def short(name):
-    """The rank, and where that has several locks, the type of what it protects."""
+    """The rank; if several locks share it, the type of the protected value."""
     rank, contents = name
     return rank if rank not in ("Leaf", "TopologyOrQueue") else f"{rank}: {contents.split('<')[0].rpartition('::')[2]}"
 

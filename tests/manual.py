@@ -1,5 +1,5 @@
-"""Builds the manual as a site with search (make docs): the documents as they lie in the repository, with docs/SUMMARY.md as
-the contents, and checks that no link leads nowhere."""
+"""Builds the manual as a site with search (make docs): the documents keep their paths, docs/SUMMARY.md is the table of
+contents, and a dead link is an error."""
 
 import argparse
 import os
@@ -19,12 +19,12 @@ HREF = re.compile(r"""(?:href|src)="([^"#?]*)(?:#[^"]*)?\"""")
 
 
 def contents():
-    """The documents in docs/SUMMARY.md."""
+    """The documents that docs/SUMMARY.md lists."""
     return [(DOCS / name).resolve() for name in re.findall(r"\]\(([^)]+)\)", (DOCS / "SUMMARY.md").read_text())]
 
 
 def copied(page, pages, files):
-    """A page's text. What is only in the repository is named without a link to it."""
+    """A page's text, without links to files that are not part of the site."""
 
     def link(found):
         target = found["target"]
@@ -40,13 +40,13 @@ def copied(page, pages, files):
 
 
 def place(page):
-    """Where a page is in the site: mdBook makes an index.html of each README.md, and leaves the links to it as they are."""
+    """A page's path in the site: mdBook turns each README.md into index.html, but leaves the links to it unchanged."""
     path = page.relative_to(ROOT)
     return path.with_name(INDEX) if path.name == "README.md" else path
 
 
 def prepare(directory):
-    """Lays out what mdBook reads."""
+    """Creates mdBook's source directory."""
     shutil.rmtree(directory, ignore_errors=True)
     pages = contents()
     files = {path for pattern in PICTURES for path in DOCS.rglob(pattern)}
@@ -66,7 +66,7 @@ def prepare(directory):
 
 
 def dead_ends(site):
-    """The links of the site to files that it does not have."""
+    """Links of the site to missing files."""
     found = []
     for page in site.rglob("*.html"):
         if page.relative_to(site).parts[:2] == ("docs", "benchmarks") and page.name == "report.html":

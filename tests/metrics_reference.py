@@ -41,7 +41,7 @@ SECTIONS = [
 
 
 def reference(directory):
-    """The text of the document, from servers that have data in `directory`."""
+    """The document's text, from servers that keep their data in `directory`."""
     families = {}
     with contextlib.ExitStack() as servers:
         with contextlib.ExitStack() as clients:
@@ -55,7 +55,8 @@ def reference(directory):
 
 
 def started(servers, clients, directory):
-    """A broker, and a pool in front of it: with a client, a queue, a certificate and a spooled message, so that each family has a sample."""
+    """A broker and a pool in front of it, with a client, a queue, a certificate and a spooled message, so that each family
+    has a sample."""
     ca = TestCa(directory)
     cert, key = ca.issue("server")
     tls = ("--amqps", "127.0.0.1:0", "--tls-cert", str(cert), "--tls-key", str(key))
@@ -78,7 +79,7 @@ def started(servers, clients, directory):
 
 
 def read(url):
-    # With the login that the broker wants for metrics of single objects; a pool asks for none.
+    # A broker requires a login for per-object metrics, a pool does not.
     request = urllib.request.Request(url, headers={"Authorization": "Basic Z3Vlc3Q6Z3Vlc3Q="})
     with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
         return answer.read().decode()

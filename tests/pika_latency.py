@@ -22,7 +22,7 @@ from harness.patience import PATIENCE
 QUEUE = "pika-latency"
 BODY = b"sixteen bytes.."
 LATENCIES = "0,1,5,10,50,100"
-# So many are not measured: the first ones make the pool's connection and channel.
+# Unmeasured messages: the first ones open the pool's connection and channel.
 WARM_UP = 3
 
 
@@ -43,7 +43,7 @@ def main():
 
 
 def compare(upstreams, latency, confirm, options):
-    """Prints a row; returns whether everything has arrived, and the pools were fast enough."""
+    """Prints a row; returns whether all messages arrived and the pools were fast enough."""
     rates = measure(upstreams, confirm, options)
     arrived, published = sum(settle(each) for each in upstreams), sum(each.published for each in upstreams)
     medians = {key: statistics.median(of_rounds) for key, of_rounds in rates.items()}
@@ -69,7 +69,8 @@ def arguments():
 
 
 class Upstream:
-    """A RabbitMQ with a link before it, and two pools next door. `published` counts up to the next look into the queue."""
+    """A RabbitMQ behind a slow link, and two pools on this side of it. `published` counts the messages since the queue was
+    last checked."""
 
     def __init__(self, servers, name):
         self.name, self.published = name, 0
@@ -104,7 +105,7 @@ def publish(uri, confirm):
 
 
 def measure(upstreams, confirm, options):
-    """The rates of each round, by upstream and way."""
+    """The rates of each round, by upstream and path."""
     ways = [(upstream, way, uri) for upstream in upstreams for way, uri in upstream.uris.items()]
     rates = {(upstream.name, way): [] for upstream, way, _ in ways}
     for upstream, _, uri in ways:
@@ -123,7 +124,7 @@ def measure(upstreams, confirm, options):
 
 
 def settle(upstream):
-    """How many messages have arrived, once they are all there or no more come; the queue is empty then."""
+    """The number of messages that arrived, once all are there or no more come; empties the queue."""
     with connected(upstream.rabbitmq.uri) as connection:
         channel = connection.channel()
         deadline = time.monotonic() + PATIENCE

@@ -1,10 +1,10 @@
-"""The length of sentences in documents that people read in a hurry."""
+"""The length of sentences in the documents that operators read."""
 
 import re
 
 MAX_WORDS = 30
 FENCED = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
-# A command that stands between paragraphs, indented.
+# An indented command between paragraphs.
 COMMAND = re.compile(r"^ {4,}(?:make|leveret|LEVERET_\w+=\S+|cargo|tests?/|\\|--)\b.*$", re.MULTILINE)
 CODE = re.compile(r"`[^`]*`")
 LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
@@ -13,7 +13,7 @@ END = re.compile(r"(?<=[.!?])\)?\s+(?=[^a-z\s])")
 
 
 def long_sentences(place, text):
-    """Sentences above the limit. A row of a table is a sentence for each of its cells."""
+    """Sentences above the limit. Each cell of a table counts as a sentence."""
     for number, paragraph in paragraphs(text):
         for sentence in END.split(LINK.sub(r"\1", CODE.sub("code", paragraph))):
             words = [word for word in sentence.split() if re.search(r"\w", word)]
@@ -22,8 +22,8 @@ def long_sentences(place, text):
 
 
 def paragraphs(text):
-    """Each paragraph, item and cell, with the line that it begins in."""
-    # Lines are kept for their numbers.
+    """Each paragraph, list item and cell, with its line number."""
+    # Keep the newlines, so that line numbers stay correct.
     blank = lambda found: "\n" * found.group().count("\n")
     begin, lines = 0, []
     for number, line in enumerate([*COMMAND.sub(blank, FENCED.sub(blank, text)).split("\n"), ""], 1):

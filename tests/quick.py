@@ -1,4 +1,4 @@
-"""What a change needs while it is being written: lints, the unit tests of the crates that it touches, and one client's scenarios
+"""Checks a change in progress: lints, the unit tests of the crates that it touches, and one client's scenarios
 on the broker and on the pool, with the debug build (which also asserts the order of locks). Not a replacement for `make test`.
 
     make quick [BASE=origin/main] [CLIENT=pika]
@@ -47,7 +47,7 @@ def step(name, *command, directory=ROOT, **options):
 
 
 def changed_crates(base):
-    """Crates with a file that differs from the commit, those that are not in git yet included."""
+    """Crates with a file that differs from the commit, or is not in git yet."""
     differing = git("diff", "--name-only", base) + git("ls-files", "--others", "--exclude-standard")
     return sorted({Path(path).parts[1] for path in differing if path.startswith("crates/")})
 
@@ -57,7 +57,7 @@ def git(*arguments):
 
 
 def test_programs(crates, cargo):
-    """Builds all tests; those of these crates."""
+    """Builds all tests; returns those of these crates."""
     build = ["cargo", "test", *cargo, "--no-run", "--message-format", "json-render-diagnostics"]
     output = subprocess.run(build, cwd=ROOT, text=True, stdout=subprocess.PIPE, check=True).stdout
     found = []

@@ -22,7 +22,7 @@ FIGURES = ["create", "publish", "delete"]
 ALONE = "--pipelined --base 4 --queues 7 --bindings 10 --combined 10 --messages 1000 --copies 200000 --limit-seconds 60"
 BESIDE = "--pipelined --queues 11 --bindings 8 --combined 11 --limit-seconds {limit}"
 LIMIT = "1.2"
-# Repeated, because what is asked is the longest of very many waits.
+# Repeated, because the result is the maximum of very many waits.
 REPEATS = 3
 
 PAGE = """# Routing at scale
@@ -144,7 +144,7 @@ class Study:
         }
 
     def bench(self, flags, output=None):
-        """What a study prints without its head, and as JSON."""
+        """The text of a study without its head, and its JSON."""
         written = self.directory / "study.json"
         if self.quick:
             size = ("--base", "--queues", "--bindings", "--combined", "--messages", "--copies", "--limit-seconds", "--bulk")
@@ -163,13 +163,13 @@ class Study:
 
 
 def memory_table(directory, options):
-    """Resident memory per binding, each exchange type on a broker of its own."""
+    """Resident memory per binding, with a new broker for each exchange type."""
     rows = ["| exchange | bytes per binding |", "|---|---|"]
     exponent = 10 if options.quick else 20
     for kind in KINDS:
         leveret = Leveret(directory / f"memory-{kind}", "--log", "warn")
         written = directory / "memory.json"
-        # Few levels, for memory of one that is used again in the next would be counted twice.
+        # Few levels: memory that the next level reuses would be counted twice.
         flags = ["--queues", "0", "--bindings", "2", "--combined", "2", "--base", str(2 ** (exponent // 2)), "--messages", "1"]
         one = ["--exchange", kind, "--pipelined", "--limit-seconds", "3600", "--json", str(written)]
         system = ["--system", f"leveret={leveret.uri},pid={leveret.pid}"]
@@ -185,7 +185,7 @@ def memory_table(directory, options):
 
 
 def aims_table(document):
-    """The least and the most of each figure, in microseconds, beside what is aimed at."""
+    """The minimum and maximum of each figure in microseconds, beside its target."""
     aims = [
         ("under 3 µs per binding made", 3, lambda level, point: point["create_seconds"] / point["created"] / level["bindings"]),
         ("under 3 µs per binding deleted", 3, lambda level, point: point["delete_seconds"] / point["created"] / level["bindings"]),

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Installs what the scenario suite needs and builds the client drivers, quietly and only what has changed:
-# each step leaves a stamp named after a hash of the files that it depends on. `setup.sh static` and `setup.sh arm64` install what builds
-# and tries those binaries.
+# Installs the test suite's dependencies and builds the client drivers; prints and does only what has changed. Each step leaves
+# a stamp named after a hash of the files that it depends on. `setup.sh static` and `setup.sh arm64` install the tools that
+# build and test those binaries.
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
@@ -32,7 +32,7 @@ everything() {
     cargo build --quiet --locked --workspace --bin lapin-scenarios
 }
 
-# step NAME FILE... -- COMMAND: runs the command unless it did well before with these very files.
+# step NAME FILE... -- COMMAND: runs the command unless it has succeeded before with these files unchanged.
 step() {
     local name=$1 files=()
     shift
@@ -69,7 +69,7 @@ debian_packages() {
     command -v redis-server >/dev/null || missing+=(redis-server)
     compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || missing+=(postgresql)
     command -v setpriv >/dev/null || missing+=(util-linux)
-    # What builds a Debian package, and what it is tried in.
+    # To build a Debian package, and to test it.
     command -v strip >/dev/null || missing+=(binutils)
     command -v ip >/dev/null || missing+=(iproute2)
     command -v man >/dev/null || missing+=(man-db)
@@ -77,7 +77,7 @@ debian_packages() {
     command -v systemd-analyze >/dev/null || missing+=(systemd)
     command -v chromium >/dev/null || missing+=(chromium)
     command -v chromedriver >/dev/null || missing+=(chromium-driver)
-    # Debian's own Python keeps this part in a package of its own.
+    # Debian packages this part of Python separately.
     python3 -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
     # Frameworks.
     command -v php >/dev/null || missing+=(php-cli)
@@ -97,12 +97,12 @@ arm64_packages() {
     local missing=()
     command -v aarch64-linux-gnu-strip >/dev/null || missing+=(binutils-aarch64-linux-gnu)
     command -v qemu-aarch64 >/dev/null || missing+=(qemu-user)
-    # Debian's own Python keeps this part in a package of its own.
+    # Debian packages this part of Python separately.
     python3 -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
     install_missing "${missing[@]}"
 }
 
-# install_missing PACKAGE...: nothing to do without any.
+# install_missing PACKAGE...: does nothing without arguments.
 install_missing() {
     if [ $# -eq 0 ]; then
         return
@@ -111,7 +111,7 @@ install_missing() {
     quietly as_root bash -c "$(declare -f install_without_starting); install_without_starting $*"
 }
 
-# Installs packages so that no service of theirs runs, now or after the next boot: the tests start their own.
+# Installs packages without starting their services, now or after a reboot: the tests start their own servers.
 install_without_starting() {
     set -euo pipefail
     local policy=/usr/sbin/policy-rc.d
@@ -141,7 +141,7 @@ python_environment() {
     virtual_environment "$cache/venv" tests/requirements.txt
 }
 
-# Apart from the harness's own, whose dependencies are pinned for other reasons.
+# Separate from the harness's own environment, whose dependencies are pinned for other reasons.
 framework_python() {
     virtual_environment "$cache/frameworks" tests/frameworks/requirements.txt
 }

@@ -1,5 +1,5 @@
-"""What looks for rare faults for a time, with new seeds: parsers, random programs, made-up requests, power failures and spools that are
-killed; and, again and again, hostile clients and a cluster that loses its nodes, which have no seeds. Each has its share of the time. A report says what ran and which command repeats a failure; Ctrl-C ends it early.
+"""Searches for rare faults for a given time: with new seeds, it runs fuzzers, random programs, generated requests, power failures and
+spools under kill -9; without seeds, hostile clients and a cluster that loses its nodes. Each part gets a share of the time. A report says what ran and which command repeats a failure; Ctrl-C ends it early.
 
     make soak [MINUTES=60] [PARTS=crash,cluster] [SOAK_SEED=7]
 """
@@ -22,7 +22,7 @@ from harness.patience import TEST_SECONDS
 from harness.releases import RELEASES
 
 DIRECTORY = ROOT / "target" / "soak"
-# What a batch does: less than a minute's work on two cores; hostile clients and the cluster take minutes.
+# Each batch takes less than a minute on two cores; hostile clients and the cluster take minutes.
 CRASH_SEEDS = 2000
 SPOOL_SEEDS = 50
 SPOOL_KILLS = 2
@@ -30,15 +30,15 @@ PROGRAMS, TIMED = 300, 60
 HOSTILE_CLIENTS = 3000
 EXAMPLES = 15
 FUZZ_SECONDS = 20
-# A batch that has not ended by then hangs.
+# A batch that takes longer hangs.
 BATCH_SECONDS = 2 * TEST_SECONDS
-# How long one that is cut off may take to stop its servers.
+# Seconds for an interrupted batch to stop its servers.
 END_SECONDS = 60
 
 
 @dataclass
 class Batch:
-    """A program with its seed. `again` is the command that repeats it, in the root of the repository."""
+    """A program with its seed. `again` is the command that repeats it from the root of the repository."""
 
     argv: list
     again: str
@@ -50,16 +50,16 @@ class Batch:
 @dataclass
 class Part:
     name: str
-    # What is built first, which costs none of the time.
+    # Builds that run first and do not count against the part's time.
     builds: list
     batches: Callable[[int], Iterator[Batch]]
-    # Says why it cannot run here.
+    # Returns why the part cannot run here.
     missing: Callable[[], str | None] = lambda: None
 
 
 @dataclass
 class Outcome:
-    """What came of a part."""
+    """The outcome of a part."""
 
     part: Part
     seconds: float = 0.0
@@ -81,7 +81,7 @@ def crash(seed):
 
 
 def spool(seed):
-    """On disks that are simulated, and, as `make spool` does it, killed for real."""
+    """On simulated disks, and with real kills, as in `make spool`."""
     argv = [sys.executable, "-m", "pytest", "-x", "-rP", "blackbox/spool_kills.py"]
     kills = itertools.count(seed, SPOOL_KILLS)
     for batch, first in zip(simulated(SPOOL, ["spool::tests::crashes"], seed, SPOOL_SEEDS), kills):
@@ -92,7 +92,7 @@ def spool(seed):
 
 
 def simulated(tests, filters, seed, seeds):
-    """Power failures, kills and failing disks, which a test simulates for each seed."""
+    """A test that simulates power failures, kills and failing disks for each seed."""
     argv = ["cargo", "test", "--release", *tests, "--locked", "--quiet", "--", "--nocapture", *filters]
     for first in itertools.count(seed, seeds):
         settings = {"LEVERET_CRASH_FIRST": str(first), "LEVERET_CRASH_SEEDS": str(seeds)}
@@ -108,7 +108,7 @@ def differential(seed):
 
 
 def scenarios(target, file, settings):
-    """The same again and again: what differs is when things happen."""
+    """Repeats the same test, whose timing differs each time."""
     argv = [sys.executable, "-m", "pytest", "-x", "-rP", file]
     while True:
         again = " ".join(["make", target, *(f"{key}={value}" for key, value in settings.items())])
@@ -125,8 +125,8 @@ def openapi(seed):
 
 
 def fuzz(seed):
-    """Each target of each crate in turn, on what the rounds before have found; the seed says which is first, as a short time is
-    over before all have had their turn."""
+    """Runs each target of each crate in turn on the corpus of earlier rounds; the seed selects the first one, because a
+    short run does not reach all."""
     targets = fuzz_targets()
     start = seed % len(targets)
     for number in itertools.count(seed % 2**31 + 1):
@@ -136,7 +136,7 @@ def fuzz(seed):
                 directory.mkdir(parents=True, exist_ok=True)
             run = [*FUZZ, "run", "--fuzz-dir", f"crates/{crate}/fuzz", target]
             limits = [f"-seed={number}", f"-max_total_time={FUZZ_SECONDS}", f"-artifact_prefix={broken}/"]
-            # An input that failed is a file of that directory.
+            # A failing input is a file in that directory.
             yield Batch([*run, found, "--", *limits], f"{shell(run)} {broken.relative_to(ROOT)}/*", f"{crate}/{target} {number}")
 
 
@@ -179,7 +179,7 @@ class Soak:
         self.logs = itertools.count(1)
 
     def run(self, seconds):
-        """Gives each part its share; what a part leaves goes to those behind it."""
+        """Runs each part for its share; later parts get what earlier ones leave over."""
         self.directory.mkdir(parents=True, exist_ok=True)
         ready = [outcome for outcome in self.outcomes if self.prepare(outcome)]
         left = seconds
@@ -230,7 +230,7 @@ class Soak:
         print(f"{outcome.part.name} failed: {how}; again: {again}", flush=True)
 
     def end_of(self, batch, log, seconds):
-        """The exit code of a batch; None if it is cut off."""
+        """The exit code of a batch; `None` if it was interrupted."""
         print(f"{time.strftime('%H:%M:%S')} {log.stem}: {batch.seeds}", flush=True)
         with log.open("w") as output:
             process = subprocess.Popen(
@@ -240,9 +240,9 @@ class Soak:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                # A Ctrl-C is for this process, which then ends the batch.
+                # Ctrl-C goes to this process, which then ends the batch.
                 start_new_session=True,
-                # Who was started in the background ignores it, and so would the batch.
+                # A background process inherits SIGINT as ignored, and so would the batch.
                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
             try:
@@ -273,7 +273,7 @@ def ends(seeds):
 
 
 def end(process):
-    """In order at first, as its servers are to end too."""
+    """Graceful first, so that the batch can stop its servers."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGINT)
         try:
@@ -284,7 +284,7 @@ def end(process):
 
 
 def soak(chosen, seconds, seed, directory=DIRECTORY):
-    """The exit code: 0, or 1 if anything failed, or else 130 if it was interrupted."""
+    """Returns the exit code: 1 if anything failed, else 130 if it was interrupted, else 0."""
     run = Soak(chosen, seed, directory)
     interrupted = False
     try:

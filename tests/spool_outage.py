@@ -5,9 +5,9 @@ an hour at 1,000 a second, and the broker comes back while others go on publishi
     make spool-outage ARGS="--messages 200000"                  # a trial
     make spool-outage ARGS="--upstream rabbitmq4 --latency 100"
 
-They are published as fast as they are confirmed, not in an hour. The upstream is Leveret's broker unless --upstream names a release of
-RabbitMQ, which may be slower than the spool. Memory is the most that the spool's process had resident (VmHWM). Directories are
-temporary: TMPDIR names another disk. The exit code is 1 when memory or the rate of forwarding is not what it has to be.
+The messages are published as fast as they are confirmed, not in an hour. The upstream is Leveret's broker unless --upstream names a
+RabbitMQ release, which may be slower than the spool. Memory is the peak resident set of the spool's process (VmHWM). Directories are
+temporary; TMPDIR selects another disk. The exit code is 1 if memory or the forwarding rate misses its limit.
 """
 
 import argparse
@@ -29,9 +29,9 @@ from harness.process import reset_peak_memory
 SIZE = 1024
 QUEUE = "outage"
 MEBIBYTE = 1 << 20
-# A message on the disk of the spool and on that of the broker, with their journals.
+# Disk space per byte of a message, for the spool, the broker and their journals together.
 ROOM = 2.5
-# What is published while the spool is drained: so many messages, so often.
+# Published while the spool drains: messages per batch, and seconds between batches.
 BATCH, PAUSE = 50, 0.05
 
 
@@ -60,7 +60,7 @@ def arguments():
 
 
 class Outage:
-    """The spool, the link behind it and the broker behind that; what is measured is set as it is known."""
+    """A spool, the link behind it and the broker at the end. Measurements are set once they are known."""
 
     def __init__(self, servers, options):
         self.options, self.servers = options, servers
@@ -77,7 +77,7 @@ class Outage:
 
     def play(self):
         properties = self.declare()
-        # As if a cable were pulled: what is open ends, and nobody answers.
+        # Like a pulled cable: open connections stop, and nobody answers.
         self.link.order("stall")
         self.link.order("cut")
         reset_peak_memory(self.spool)
@@ -97,8 +97,8 @@ class Outage:
         self.peaks.append(peak_resident_bytes(self.spool.pid))
 
     def declare(self):
-        """Declares the queue upstream and spools a first message, by which the spool learns the login; returns how many bytes the
-        properties of each message have there."""
+        """Declares the queue upstream and spools a first message, from which the spool learns the login; returns the size of
+        each message's properties upstream."""
         with pika.BlockingConnection(pika.URLParameters(self.upstream.uri)) as direct:
             channel = direct.channel()
             channel.queue_declare(QUEUE, durable=True)
@@ -107,14 +107,14 @@ class Outage:
                 publisher.finish()
             wait_until(lambda: metric(self.spool, "leveret_spool_forwarded_messages_total") == 1)
             _, properties, _ = channel.basic_get(QUEUE, auto_ack=True)
-            # The flags have two bytes.
+            # Without the two bytes of flags.
             return len(b"".join(properties.encode())) - 2
 
     def publisher(self, first):
         return Publisher(self.spool, QUEUE, SIZE, first)
 
     def drain(self, publisher, consumer):
-        """Consumes all messages of the outage and those that are published meanwhile, which must come in order."""
+        """Consumes the messages of the outage and those published meanwhile; asserts their order."""
         returned, first, due, end = time.monotonic(), None, 0, self.options.messages
         drained = threading.Event()
         others = threading.Thread(target=self.publish_meanwhile, args=(publisher, drained), daemon=True)

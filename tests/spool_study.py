@@ -3,9 +3,9 @@
     make spool-study                                   # some six minutes; the machine should have nothing else to do
     make spool-study ARGS="--quick --into DIR"         # to see that it works
 
-With RabbitMQ behind them, and with Leveret's broker, which takes as many messages as a spool can forward. `leveret bench publish`
-measures; its pages with tables and plots go to docs/benchmarks/spool, and the table of docs/benchmarks.md to standard output. The exit
-code is 1 when something that is asked for is not reached.
+Measured by `leveret bench publish` with RabbitMQ as the upstream, and with Leveret's broker, which keeps up with a spool's forwarding.
+The pages with tables and plots go to docs/benchmarks/spool, the table of docs/benchmarks.md to standard output. The exit code is 1 if an
+expectation is not met.
 """
 
 import argparse
@@ -21,9 +21,9 @@ from harness.leveret import ROOT, binary
 LATENCIES = [0, 1, 10, 50, 100]
 SYNC, ASYNC, EACH = "sync confirm", "async confirm", "connection each, confirm"
 STYLES = {SYNC: "sync-confirm", ASYNC: "async-confirm", EACH: "connection-confirm"}
-# What the study calls its systems.
+# The study's names of the systems.
 SYSTEMS = {"direct": "directly", "near-pool": "through the pool", "spool": "spooled"}
-# Messages a second at every latency. RabbitMQ takes as many as it can.
+# Minimum messages per second at every latency. With RabbitMQ as the upstream, its own rate is the limit.
 ASKED = [f"{SYNC}: spool.rate>=3500", f"{EACH}: spool.rate>=350", "spool.lost==0"]
 ASKED_BEFORE_LEVERET = [f"{ASYNC}: spool.rate>=100k", f"{ASYNC}: spool.forward>=100k"]
 
@@ -56,7 +56,7 @@ def arguments():
 
 
 def study(name, broker, report, options):
-    """Measures with a broker behind; returns whether what is asked for was reached."""
+    """Measures with this broker as the upstream; returns whether the expectations were met."""
     words = ["--system", system("direct", broker), "--near", "pool,spool", "--persistent", "--size", "1024", "--publishers", "1"]
     words += ["--latency", ",".join(map(str, LATENCIES))]
     words += [word for style in STYLES.values() for word in ("--style", style)]

@@ -5,7 +5,7 @@ RabbitMQ; for a connection for each message, a pool in front of each, and one wi
     make studies ARGS="--quick --into DIR"   # a few minutes, to see that it works
 
 Writes report.html and results.csv into docs/benchmarks/studies, and prints the table of docs/benchmarks.md that is made of them.
-What each study is told besides its defaults is in SETTINGS below, and on the page.
+SETTINGS below has the options of each study that differ from its defaults; the page shows them too.
 """
 
 import argparse
@@ -20,8 +20,8 @@ from harness.benchmark import UNKNOWN, Servers, compared, milliseconds, system, 
 from harness.leveret import ROOT, binary
 from harness.ports import free_ports
 
-# By default each study takes the time that its figures need on a machine of one's own: more than two hours in all. These
-# numbers leave every place of the published studies in, and measure it less often or for a shorter time.
+# By default the studies take more than two hours on a dedicated machine. These options measure every point of the published
+# studies, but fewer times or for a shorter time.
 SETTINGS = {
     "publish": "--rounds 2 --time 0.25 --near pool,spool",
     "proxy": "--rounds 2 --time 0.5",
@@ -30,13 +30,13 @@ SETTINGS = {
     "routing": "--limit-seconds 0.15 --queues 10 --bindings 7",
     "churn": "--rounds 2 --time 0.4",
 }
-# Seconds at each number of WebSocket connections, and what a process has open besides their sockets.
+# Seconds at each number of WebSocket connections, and the open files of a process besides their sockets.
 HOLD = 10
 SPARE = 256
 LEVELS = [5_000, 15_000]
-# What is larger does not belong into a repository.
+# Larger files do not belong in a repository.
 MAX_BYTES = 500_000
-# What docs/benchmarks.md shows of a connection for each message, by what the study of it calls its systems.
+# The round trips and systems in docs/benchmarks.md's table of one connection per message; the systems by the study's names.
 ROUND_TRIPS = [0, 1, 10, 50, 100]
 SYSTEMS = {"direct": "directly to {}", "leveret": "through the pool, {} behind it", "spool": "spooled, {} behind it"}
 
@@ -50,7 +50,7 @@ def main():
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with tempfile.TemporaryDirectory() as directory, Servers(directory) as servers:
-        # The newest is the first, which others are compared with, and has the pool in front of it.
+        # The newest release comes first: the others are compared with it, and it has the pool in front.
         releases = list(reversed(compared()))
         report = servers.directory / "report"
         command = [str(binary()), "bench", "all", "--with", "broker,pool", "--output", str(report)]
@@ -60,7 +60,7 @@ def main():
         if not options.only or "websockets" in options.only.split(","):
             command += websockets(servers, releases)
         done = subprocess.run(command + lengths(options, most - SPARE), stdout=sys.stderr)
-        # What was measured is kept when a study has failed, and the exit code tells.
+        # Keep the measurements even if a study has failed; the exit code reports the failure.
         if (report / "report.html").exists():
             print_far_away(servers, releases, json.loads((report / "results.json").read_text()))
             keep(report, options.into)
@@ -68,7 +68,7 @@ def main():
 
 
 def websockets(servers, releases):
-    """Servers that the other studies leave alone: what those leave in a broker's memory must not be counted for connections."""
+    """Separate servers, because memory that other studies leave in a broker must not be attributed to connections."""
     flags = ["--ws", "127.0.0.1:0", "--max-connections", "unlimited"]
     leveret = servers.leveret("sockets", *flags)
     words = ["--websocket", f"leveret=amqp+ws://127.0.0.1:{leveret.ws_port}/ws/amqp,pid={leveret.pid}"]
@@ -79,7 +79,7 @@ def websockets(servers, releases):
 
 
 def lengths(options, most):
-    """The flags that decide how long it takes."""
+    """The flags that decide how long the study takes."""
     only = options.only.split(",") if options.only else []
     if options.quick:
         flags = ["--quick"]
@@ -92,7 +92,7 @@ def lengths(options, most):
 
 
 def print_far_away(servers, releases, results):
-    """The table of a connection for each message, of those round trips that were measured."""
+    """The table of one connection per message, for those round trips that were measured."""
     found = [study for study in results["studies"] if study.get("study") == "proxy"]
     if not found:
         return
@@ -104,7 +104,7 @@ def print_far_away(servers, releases, results):
         return milliseconds(figures[metric]) if metric in figures else UNKNOWN
 
     rows = []
-    # The first release's systems have the names alone.
+    # Only the systems of the first release have a name without suffix.
     names = {release: "" if release == releases[0] else f"-{release}" for release in releases}
     for title, scenario, metric in [
         ("{}", "no confirm", "p50"),
@@ -124,7 +124,7 @@ def keep(report, into):
         data = (report / name).read_bytes()
         too_large = len(data) > MAX_BYTES
         print(f"{into / name}: {len(data):,} bytes{', too large to be kept' if too_large else ''}", file=sys.stderr)
-        # The page is what it is all for.
+        # The page is always kept.
         if name == "report.html" or not too_large:
             (into / name).write_bytes(data)
 

@@ -28,22 +28,22 @@ from harness.process import descriptors
 from harness.wire import QUEUE_DECLARE_OK, Wire, queue_declare
 
 LEVERET = "leveret"
-# Milliseconds that no pause of the broker is longer than, on a machine that has nothing else to do.
+# The longest pause of the broker in milliseconds, on an otherwise idle machine.
 PROMISED = 20
 KINDS = {"transient": [], "durable": ["--persistent"]}
 LOAD = ["--producers", "5", "--consumers", "5", "--size", "1024", "--confirms", "100", "--prefetch", "100"]
 PRODUCERS = 5
-# What nobody consumes at first: pieces of 64 KiB, 50 MB a second, as long as it is measured. It has Leveret page it out, or retire segments of
-# its journal, and then page it in.
+# Messages without a consumer at first: 64 KiB each, 50 MB per second, during the whole measurement. Leveret pages them out, or
+# retires journal segments, and then pages them in.
 BACKLOG = ["--size", "65536", "--rate", "800"]
 BACKLOG_QUEUE = "tails.backlog"
 WATERMARK = "32MB"
-# Descriptors that servers need for other things.
+# File descriptors for other purposes than clients.
 SPARE = 1000
 OPENING_AT_ONCE = 16
 DURABLE = 0b10
 DECLARED_AT_ONCE = 500
-# Between two exports, or two scrapes.
+# Seconds between two exports or scrapes.
 PAUSE_SECONDS = 0.1
 PLUGINS = "rabbitmq_management,rabbitmq_prometheus"
 
@@ -87,7 +87,7 @@ def arguments():
 
 
 def half_of_slowest(servers, kind, options):
-    """Of the releases of RabbitMQ that can be run here, alone on the machine."""
+    """Half the rate of the slowest RabbitMQ release that can run here, with no other load."""
     rates = []
     for name in compared():
         with Servers(servers.directory / f"{kind}-{name}") as alone:
@@ -101,7 +101,7 @@ def half_of_slowest(servers, kind, options):
 
 @contextlib.contextmanager
 def started(servers, name, options):
-    """The only one of them that runs, with where it is asked for definitions and metrics, and its number of objects."""
+    """The only server that runs, the address of its definitions and metrics, and its number of objects."""
     with Servers(servers.directory / f"measured-{name}") as alone:
         if name == LEVERET:
             server = alone.leveret(name, "--memory-paging-watermark", WATERMARK)
@@ -118,7 +118,7 @@ def started(servers, name, options):
 
 
 class Measured:
-    """Measures one server. `found` has p99.9 and the longest time in seconds, by system, kind of message and disturbance."""
+    """Measures one server. `found` has p99.9 and the maximum in seconds, by system, kind of message and disturbance."""
 
     def __init__(self, server, name, rates, options, found):
         self.server, self.name, self.rates, self.options, self.found = server, name, rates, options, found
@@ -155,7 +155,7 @@ def opened(port, count):
 
 
 def declare(port, count):
-    """Queues that nothing is ever published to, durable ones, since definitions have no others."""
+    """Declares idle queues; they are durable, because definitions contain no others."""
     declare_all(port, [f"tails.object.{number}" for number in range(count)], DURABLE)
 
 
@@ -171,7 +171,7 @@ def declare_all(port, names, flags=0):
 
 @contextlib.contextmanager
 def asked(name, title, host, path):
-    """Asks again and again until it is left."""
+    """Repeats a request until the block ends."""
     ended, took = threading.Event(), []
 
     def ask():
@@ -199,7 +199,7 @@ def asked(name, title, host, path):
 
 
 class Backlog:
-    """Large messages that nobody consumes, and then somebody does."""
+    """Large messages that are consumed only after a while."""
 
     def __init__(self, server, name, kind, seconds):
         self.server, self.name, self.kind, self.seconds = server, name, kind, seconds

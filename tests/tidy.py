@@ -1,6 +1,7 @@
-"""Whether the source keeps the rules of CONTRIBUTING.md that no compiler knows: unique type names, the field's words, sentences
-that have a subject, comments that say something, errors that are types, no `pub` without a user, file lengths, comment widths,
-short sentences in the documents of operators, an ARCHITECTURE.md that names what exists, and a test for each of its invariants. Prints each breach with its place; the exit code is 1 if there is one.
+"""Checks the rules of CONTRIBUTING.md that the compiler cannot: unique type names, the field's words, sentences with a subject,
+comments that say something, errors that are types, no `pub` without a user, file lengths, comment widths, short sentences in operators'
+documents, an ARCHITECTURE.md that names what exists, and a test for each of its invariants. Prints each breach with its place; the exit
+code is 1 if there is one.
 
     python3 tests/tidy.py [DIRECTORY]
 """
@@ -12,15 +13,15 @@ from pathlib import Path
 
 from prose import CODE, long_sentences, paragraphs as text_paragraphs
 
-# A longer file holds more than one concern.
+# A longer file has more than one concern.
 MAX_LINES = 800
-# Columns of a line that is a comment; code is rustfmt's affair.
+# The maximum columns of a comment line; rustfmt takes care of code.
 MAX_COLUMNS = 128
 
-# A doc comment of no more words says no more than the name of its item, unless it refers to something else.
+# A doc comment of this many words or fewer only repeats the item's name, unless it refers to something else.
 TERSE = 3
 
-# Words of a private language, and what a RabbitMQ or Rust engineer says instead. Matched in identifiers and in comments.
+# Private words, and what a RabbitMQ or Rust engineer says instead. Matched in identifiers and in comments.
 BANNED = {
     "octet": "byte",
     "octets": "bytes",
@@ -36,7 +37,7 @@ BANNED = {
     "owed": "pending",
     "owing": "pending",
 }
-# Words of a private language that are English in a sentence: matched in identifiers alone.
+# Private words that are English in a sentence, so they are matched in identifiers only.
 BANNED_NAMES = {
     "room": "capacity, space or window",
     "shelf": "queue storage",
@@ -47,7 +48,7 @@ BANNED_NAMES = {
     "suspicions": "refused exchanges",
     "dismissal": "close reason",
 }
-# Documents of the wire, and interfaces of others, keep their own words.
+# Wire formats and foreign interfaces keep their own words.
 EXCEPTIONS = {
     "octet": re.compile(r"octet-stream|\"octet\""),
     "octets": re.compile(r"\.octets\(\)"),
@@ -67,12 +68,12 @@ SCRIPT_COMMENT = re.compile(r"^(\s*)(?:/\*\*?|\*(?!/))[ \t]?(.*?)(?:\s*\*/)?$", 
 DOC = re.compile(r"^\s*///\s?(.*)$")
 ATTRIBUTE = re.compile(r"^\s*#\[")
 PUBLIC = re.compile(r"^\s*pub\s")
-# Types are left out: other crates may use one without its name, as the type of a value.
+# Without types: another crate may use one as the type of a value, without naming it.
 PUBLIC_VALUE = re.compile(r"^\s*pub\s+(?:(?:async|const|unsafe)\s+)*(?:fn|const|static)\s+(?:mut\s+)?(\w+)")
 STRING = re.compile(r"\"(?:\\.|[^\"\\])*\"")
 WORD = re.compile(r"[A-Za-z][a-z]*")
 NAME = re.compile(r"[A-Za-z_]\w*")
-# Documents that are read in a hurry, beside the README and how-tos.
+# Operators' documents, beside the README and the how-tos.
 SHORT_SENTENCES = (
     "authentication.md",
     "benchmarks.md",
@@ -94,13 +95,13 @@ BEHAVIOURS = "Code map"
 INVARIANTS = "Invariants"
 INVARIANT = re.compile(r"\b[SPB]\d{1,2}\b")
 DEFINED_INVARIANT = re.compile(r"^- ([SPB]\d{1,2})\. ", re.MULTILINE)
-# The head of a test: what stands above its code.
+# The head of a test file: the comment or docstring above its code.
 RUST_HEAD = re.compile(r"\A(?://!.*\n)+")
 PYTHON_HEAD = re.compile(r'\A"""(.*?)"""', re.DOTALL)
 
-# Locks of parking_lot itself are seen neither by the order of locks (crate sync) nor by the test of those that a message takes
-# (crates/server/src/amqp/simulation/locks.rs). In the crates on the path of a message, only these files may have one, and only because no
-# message takes it unless the reason says so.
+# Neither the lock order check (crate sync) nor the test of the locks that a message takes
+# (crates/server/src/amqp/simulation/locks.rs) sees plain parking_lot locks. In the crates on a message's path only these files
+# may have one, because no message takes it unless the reason says so.
 PLAIN_LOCK = re.compile(r"\bparking_lot\b|\b(?:std|tokio)::sync::(?:\{[^}]*)?\b(?:Mutex|RwLock|Condvar)\b")
 MESSAGE_PATH = ("broker", "server", "store", "transport")
 PLAIN_LOCKS = {
@@ -144,7 +145,7 @@ def check(root):
         yield from words(place, text)
         yield from sentences(place, text)
     for path in sorted(root.glob("crates/*/src/**/*.js")):
-        # With comments as Rust writes them.
+        # With comment markers as in Rust.
         yield from sentences(path.relative_to(root), SCRIPT_COMMENT.sub(r"\1// \2", path.read_text()))
     production = {path: text for path, text in production_of(root, files)}
     for path, text in production.items():
@@ -169,7 +170,7 @@ def lengths(place, text):
         yield f"{place}: {len(lines)} lines; {MAX_LINES} are the most"
     for number, line in enumerate(lines, 1):
         comment = COMMENT.match(line)
-        # The row of a table cannot be broken.
+        # A table row cannot be wrapped.
         if len(line) > MAX_COLUMNS and comment and not comment[1].startswith("|"):
             yield f"{place}:{number}: a comment of {len(line)} columns; {MAX_COLUMNS} are the most"
 
@@ -185,7 +186,7 @@ def words(place, text):
 
 
 def sentences(place, text):
-    """A comment's lines are read as one text, for a sentence may begin in the middle of a line."""
+    """Reads the lines of a comment as one text, because a sentence may begin in the middle of a line."""
     for number, paragraph in paragraphs(text):
         for match in HEADLESS.finditer(paragraph):
             yield f"{place}:{number}: a sentence without a head: {match.group().lstrip('.:; ')[:60]}"
@@ -205,7 +206,7 @@ def paragraphs(text):
 
 
 def homonyms(root, files):
-    """A type name means one thing in a crate, and a public one means one thing in all."""
+    """A type name has one meaning in a crate, a public one has one meaning in all crates."""
     of_crates, public = collections.defaultdict(list), collections.defaultdict(dict)
     for path, text in files.items():
         crate = path.relative_to(root).parts[1]
@@ -232,10 +233,10 @@ def types_of(text):
 
 
 def terse_docs(place, text):
-    """A doc comment of a public item says more than its name, or refers to something by its name."""
+    """A public item's doc comment says more than its name, or refers to something by name."""
     lines = [*text.split("\n"), ""]
     for number, line in enumerate(lines):
-        # The last line of a comment, and the item behind its attributes.
+        # The last line of a comment, and the item after its attributes.
         if not DOC.match(line) or DOC.match(lines[number + 1]):
             continue
         item = next((each for each in lines[number + 1 :] if not ATTRIBUTE.match(each)), "")
@@ -248,7 +249,7 @@ def terse_docs(place, text):
 
 
 def errors_of_text(place, text):
-    """Errors are types: no `Result<_, String>`, over however many lines it is written."""
+    """Errors are types: no `Result<_, String>`, even if written over several lines."""
     code = "\n".join("" if COMMENT.match(line) else STRING.sub('""', line) for line in text.split("\n"))
     for match in re.finditer(r"\bResult<", code):
         depth, parts = 1, [""]
@@ -273,12 +274,12 @@ def plain_locks(place, text):
 
 
 def unused_public(root, files, production):
-    """A public function or constant is named by another crate, or by tests and benches outside of `src`."""
+    """Public functions and constants must be named by another crate, or by tests and benches outside `src`."""
     outside = {path: path.read_text() for path in root.glob("tests/*/**/*.rs") if "target" not in path.parts}
     users = collections.defaultdict(set)
     for path, text in [*files.items(), *outside.items()]:
         parts = path.relative_to(root).parts
-        # A program is a user of the library beside it.
+        # A binary counts as a user of the library beside it.
         own = parts[1] if parts[0] == "crates" and parts[2] == "src" and path.name != "main.rs" else None
         for name in set(NAME.findall("\n".join("" if COMMENT.match(line) else line for line in text.split("\n")))):
             users[name].add(own)
@@ -291,7 +292,7 @@ def unused_public(root, files, production):
 
 
 def production_of(root, files):
-    """The files under `src` that are not for tests alone, with inline tests blanked."""
+    """The files under `src` that are not test modules, with inline tests blanked out."""
     tests = test_modules(files)
     for path, text in files.items():
         if path.relative_to(root).parts[2] == "src" and not any(path == test or test in path.parents for test in tests):
@@ -299,7 +300,7 @@ def production_of(root, files):
 
 
 def test_modules(files):
-    """Files and directories that only tests are built with."""
+    """Files and directories that are compiled only for tests."""
     found = set()
     for path, text in files.items():
         directory = path.parent if path.name in ("mod.rs", "lib.rs", "main.rs") else path.with_suffix("")
@@ -329,7 +330,7 @@ def names_of_architecture(root, files):
 
 
 def hops_of_behaviour(root, files, number, line):
-    """The table "Code map": the entry and the hops of a row are in the files at its end."""
+    """In the table "Code map", the entry and the hops of a row are in the files at its end."""
     *rest, last = line.strip("| ").split(" | ")
     named_files = NAMED_PATH.findall(last)
     if len(rest) != 3 or not named_files or last != ", ".join(f"`{named}`" for named in named_files):
@@ -343,7 +344,7 @@ def hops_of_behaviour(root, files, number, line):
 
 
 def tests_of_invariants(root, files):
-    """Each invariant is named in the head of a test, and heads name no other."""
+    """The head of a test names each invariant, and no head names an undefined one."""
     document = root / "ARCHITECTURE.md"
     text = document.read_text() if document.exists() else ""
     if f"## {INVARIANTS}\n" not in text:
@@ -372,7 +373,7 @@ def heads_of_tests(root, files):
 
 
 def documents(root):
-    """The Markdown files, those excepted that are installed or built."""
+    """The Markdown files, except installed or generated ones."""
     return sorted(
         path
         for path in root.glob("**/*.md")
@@ -381,9 +382,9 @@ def documents(root):
 
 
 def sentences_of_document(place, text):
-    """What a comment must not say, a document must not either."""
+    """The rules for sentences in comments also hold for documents."""
     for number, paragraph in text_paragraphs(text):
-        # Code is not read as words.
+        # Inline code does not count as words.
         paragraph = CODE.sub("code", paragraph.strip())
         for match in HEADLESS_PROSE.finditer(paragraph):
             yield f"{place}:{number}: a sentence without a head: {match.group().lstrip('.:; ')[:60]}"

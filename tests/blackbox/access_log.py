@@ -1,4 +1,4 @@
-"""The access log tells who came, and of every connection that has ended why it did; and no secret."""
+"""The access log records each login, and for each closed connection the reason; it contains no secrets."""
 
 import signal
 
@@ -12,7 +12,7 @@ from harness.wire import CHANNEL_OPEN, CONNECTION_TUNE, Wire, short_string
 
 TARGETS = ["leveret", "proxy"]
 SECRET = "hunter2-never-shown"
-# A client must not be able to add a line of its own.
+# A client must not be able to inject a log line.
 LIE = "line\nevent=open"
 
 
@@ -32,7 +32,7 @@ def test_a_connection_is_logged_when_it_opens_and_when_it_closes(targets, tmp_pa
             for _ in range(3):
                 channel.basic_publish("amq.fanout", "", b"x" * 1000)
             opened = log.wait(event="open")
-            # With an answer, everything is through.
+            # Once this is answered, everything before it is done.
             channel.queue_declare("", exclusive=True)
         closed = log.wait(event="close")
         server.stop()
@@ -44,17 +44,17 @@ def test_a_connection_is_logged_when_it_opens_and_when_it_closes(targets, tmp_pa
     assert (closed["published_messages"], closed["reason"]) == (3, "closed by client")
     assert 3000 < closed["received_bytes"] < 10_000 and closed["sent_bytes"] > 100
     upstreams = closed.get("upstreams", [])
-    # The one that is shared, and the one of its own that the exclusive queue took.
+    # The shared one, and the dedicated one that the exclusive queue needs.
     assert len(upstreams) == (0 if target_name == "leveret" else 2)
     assert all(upstream.startswith(f"127.0.0.1:{targets.upstream.port}#") for upstream in upstreams)
-    # They take the place of the lines of the log.
+    # They replace the corresponding lines of the log.
     assert "connection closed" not in server.child.output()
 
 
 def refused_login(server):
     with Wire(server.port) as wire:
         wire.start(f"guest:{SECRET}")
-        # Told by closing, as RabbitMQ does to clients without the capability to hear it.
+        # The connection just closes, as with RabbitMQ for clients without the capability authentication_failure_close.
         wire.expect_end()
 
 
@@ -66,7 +66,7 @@ def refused_vhost(server):
 def goes_away_early(server):
     with Wire(server.port) as wire:
         wire.start()
-        # What is left unread would make it a reset.
+        # Unread data would turn the close into a reset.
         wire.expect(CONNECTION_TUNE)
 
 

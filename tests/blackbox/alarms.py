@@ -1,4 +1,5 @@
-"""Short of memory or disk, publishers wait and are told so; consumers go on, and with what they take so do publishers."""
+"""Under a memory or disk alarm, publishers are blocked and notified; consumers continue, and publishers resume once
+consumers have freed enough."""
 
 import contextlib
 import socket
@@ -19,10 +20,10 @@ from harness.rabbitmq import RabbitMq
 from harness.wire import BASIC_PUBLISH, BODY, CONNECTION_CLOSE, CONNECTION_CLOSE_OK, HEADER, Wire
 from harness.wire import content_header, frame, publish_arguments
 
-# RabbitMQ is asked as well: a wrong expectation would show.
+# RabbitMQ is tested as well, to detect wrong expectations.
 TARGETS = ["rabbitmq", "leveret"]
 
-# By reason: what sets the alarm off from the start at either broker.
+# By reason: the settings that raise the alarm at the start of either broker.
 MEMORY = {"rabbitmq": ["vm_memory_high_watermark.absolute = 1MB"], "leveret": ["--memory-high-watermark", "1MiB"]}
 DISK = {"rabbitmq": ["disk_free_limit.absolute = 100000GB"], "leveret": ["--disk-free-limit", "100TB"]}
 REASONS = {
@@ -35,7 +36,7 @@ REASONS = {
 @pytest.mark.parametrize("reason", REASONS)
 def test_only_a_publisher_gets_connection_blocked_with_the_reason(tmp_path, target_name, reason):
     with started(target_name, tmp_path, REASONS[reason][target_name]) as server:
-        # Never closed: it is not read once it has published, so not even its goodbye would be answered.
+        # Never closed: the server does not read from it any more, so it would not answer the close.
         publisher, told = connect(server)
         channel = publisher.channel()
         channel.queue_declare("alarmed")
@@ -140,7 +141,7 @@ def started(name, directory, settings):
 
 
 def connect(server):
-    """A client, and what it is told about waiting."""
+    """A client, and the list of its blocked and unblocked notifications."""
     connection = pika.BlockingConnection(pika.URLParameters(server.uri))
     told = []
     connection.add_on_connection_blocked_callback(lambda _, blocked: told.append(blocked.method.reason))

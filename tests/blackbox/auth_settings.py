@@ -1,4 +1,4 @@
-"""Settings of who may come in that cannot be obeyed are refused at the start, by their names."""
+"""Authentication settings that cannot work are refused at startup, with their names."""
 
 import re
 

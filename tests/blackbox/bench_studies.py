@@ -31,14 +31,14 @@ def broker(tmp_path_factory):
 
 
 def study(*arguments, seconds=PATIENCE):
-    """The report of a study that was made and met what was expected."""
+    """Runs a study and asserts that its expectations are met; returns the report."""
     code, out, error = run("bench", *arguments, "--json", "-", seconds=seconds)
     assert code == 0, out + error
     return json.loads(out)
 
 
 def figures(report, scenario, at, system):
-    """What was measured of a system there, by metric."""
+    """The measurements of a system at a point, by metric."""
     [cell] = [c for c in report["cells"] if (c["scenario"], c["at"], c["system"]) == (scenario, at, system)]
     return {f["metric"]: f for f in cell["figures"]}
 
@@ -54,7 +54,7 @@ def test_the_proxy_study_brings_its_own_pool_and_loses_nothing(broker):
         for system, round_trips in [("direct", direct), ("leveret", pooled), ("spool", 0)]:
             assert figure(report, scenario, 40, system, "p50")["median"] >= round_trips * 0.040 * 0.999
             assert figure(report, scenario, 40, system, "lost")["max"] == 0
-        # Five or more round trips are saved, which is far more than a busy machine adds.
+        # At least five round trips are saved, far more time than a busy machine adds.
         systems = ("direct", "leveret", "spool")
         direct, pooled, spooled = (figure(report, scenario, 40, system, "p50")["median"] for system in systems)
         assert pooled < direct / 2 and spooled < direct / 2
@@ -83,14 +83,14 @@ def test_the_publish_study_measures_every_style_near_and_far(broker):
 def test_pools_near_publishers_are_measured_by_arrivals_at_the_broker(broker):
     words = ["--system", f"it={broker.uri},pid={broker.pid}", "--near", "spool,pool", "--publishers", "1", "--latency", "40"]
     words += ["--expect", "spool.lost==0", "--expect", "near-pool.lost==0"]
-    # Time for confirms that come from so far, on a machine that is busy.
+    # Enough time for confirms with this latency on a busy machine.
     report = study("publish", "--quick", "--time", "1", *words, "--persistent", "--size", "1000")
     assert [system["name"] for system in report["systems"]] == ["it", "near-pool", "spool"]
     for system in ("near-pool", "spool"):
         for style in ("async", "async confirm", "sync confirm", "connection each", "connection each, confirm"):
             assert figure(report, style, 1, system, "lost")["max"] == 0
         assert figure(report, "async confirm", 40, system, "forward")["median"] > 0
-    # The pool passes the broker's confirm on; spool_forwarding.py shows that the spool does not wait for it.
+    # The pool forwards the broker's confirm; spool_forwarding.py shows that the spool does not wait for it.
     assert figure(report, "sync confirm", 40, "near-pool", "confirm.p50")["median"] >= 0.040 * 0.999
 
 
@@ -105,7 +105,7 @@ def test_the_strategies_study_loses_nothing_on_a_broker_and_through_a_pool_that_
     report = study("strategies", *arguments, "--expect", "lost==0", "--expect", "rate>0")
     assert {system["name"] for system in report["systems"]} == {"default", "broker", "pool"}
     assert {cell["scenario"] for cell in report["cells"]} == {"one connection", "connection each", "pool of channels"}
-    # The time of its processor may be below a tick of the system's clock.
+    # Its CPU time may be below one clock tick.
     assert "cpu" in figures(report, "one connection", 3, "pool")
 
 
@@ -144,7 +144,7 @@ def test_streams_go_over_tls(tmp_path):
 
 
 def test_a_system_is_watched_by_process_name_and_by_its_own_metrics(tmp_path):
-    # A name that no other process has: other tests start and end Leverets meanwhile.
+    # A unique process name: other tests start and end Leverets meanwhile.
     program = tmp_path / f"it-{os.getpid()}"
     program.symlink_to(binary())
     with (
@@ -171,8 +171,7 @@ def test_a_system_is_watched_by_its_unit(broker):
 
 @contextlib.contextmanager
 def control_group(pid):
-    """The name of a unit that a process belongs to: one that is made for it as systemd would, or where that is not allowed
-    the one that it has from whoever started it."""
+    """The unit name of a process's control group: one created as systemd would, or if that is not allowed the inherited one."""
     made = made_group(pid)
     if made is None:
         units = [part for _, _, path in groups_of(pid) for part in path.split("/") if "." in part]
@@ -184,14 +183,14 @@ def control_group(pid):
     try:
         yield group.stem
     finally:
-        # It may have ended, which another test tells better.
+        # The process may have exited, which other assertions report better.
         with contextlib.suppress(OSError):
             (before / "cgroup.procs").write_text(str(pid))
         group.rmdir()
 
 
 def made_group(pid):
-    """The directory of a control group that was made for a process, and of the one that it was in."""
+    """The directories of a control group created for a process, and of its previous one."""
     for mount in [line.split() for line in Path("/proc/mounts").read_text().splitlines()]:
         root, group = Path(mount[1]), Path(mount[1]) / f"leveret-test-{pid}.service"
         if mount[2] == "cgroup2":
@@ -201,7 +200,7 @@ def made_group(pid):
         else:
             continue
         if ".." in mine[0]:
-            # Its group lies outside what is seen here: there is no way back.
+            # Its group is outside the visible hierarchy, so the process could not be moved back.
             continue
         try:
             group.mkdir()
@@ -216,7 +215,7 @@ def made_group(pid):
 
 
 def groups_of(pid):
-    """Its control groups: number, controllers, path."""
+    """A process's control groups: number, controllers, path."""
     return [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
 
 
@@ -226,7 +225,7 @@ def test_a_rabbitmq_elsewhere_is_watched_through_its_metrics_and_its_management(
     settings += ["prometheus.tcp.ip = 127.0.0.1", "management.tcp.ip = 127.0.0.1", "collect_statistics_interval = 500"]
     rabbitmq = RabbitMq(tmp_path / "rabbitmq", *settings, plugins="rabbitmq_prometheus,rabbitmq_management")
     try:
-        # Management tells nothing of a node before it has counted for the first time.
+        # The management API reports no memory before its first statistics interval.
         wait_until(lambda: "mem_used" in nodes(management))
         told = f"told={rabbitmq.uri},prometheus=http://127.0.0.1:{metrics}/metrics"
         asked = f"asked={rabbitmq.uri},management=http://guest:guest@127.0.0.1:{management}"
@@ -240,7 +239,7 @@ def test_a_rabbitmq_elsewhere_is_watched_through_its_metrics_and_its_management(
 
 
 def nodes(port):
-    """What RabbitMQ's management tells of its nodes."""
+    """The nodes according to RabbitMQ's management API."""
     login = base64.b64encode(CREDENTIALS.encode()).decode()
     request = urllib.request.Request(f"http://127.0.0.1:{port}/api/nodes", headers={"Authorization": f"Basic {login}"})
     with urllib.request.urlopen(request) as answer:
@@ -256,7 +255,7 @@ def test_every_study_has_its_part_in_the_report_of_all(tmp_path):
         web = f"web=amqp+ws://127.0.0.1:{server.ws_port}/ws/amqp,pid={server.pid}"
         arguments = ["--quick", "--rounds", "1", "--system", f"it={server.uri},pid={server.pid}", "--websocket", web]
         only = ["--only", "proxy,strategies,stream,routing,websockets"]
-        # A slow machine would leave points out, and tell nothing of growth.
+        # A slow machine would skip points, and then growth could not be computed.
         only += ["--set", "routing: --limit-seconds 3600"]
         code, out, error = run("bench", "all", *arguments, *only, "--output", tmp_path / "all", seconds=2 * PATIENCE)
     assert code == 0, out + error
@@ -266,7 +265,7 @@ def test_every_study_has_its_part_in_the_report_of_all(tmp_path):
         assert part == title
         [section] = re.findall(rf'<details open id="{part}">.*?(?=<details open|</body>)', page, re.S)
         assert "<svg" in section and "<table" in section, part
-    # The study that has several systems comes with its verdict, before everything else.
+    # A study of several systems begins with its verdict.
     assert page.index("Compared with direct, leveret reaches") < page.index("<svg")
     studies = json.loads((tmp_path / "all" / "results.json").read_text())["studies"]
     assert len(studies) == len(parts)
@@ -358,7 +357,7 @@ def test_the_sink_accepts_a_stream_and_cpu_use_is_reported_on_both_sides(tmp_pat
     child = Child([binary(), "bench", "sink"], tmp_path / "sink.log", env=clean_environment())
     try:
         uri = child.wait_line(r"^sink  listening on (amqp://127\.0\.0\.1:\d+)$").group(1)
-        # Long enough for a tick of the system's clock, in which it counts a process's time, on a machine that is busy with others.
+        # Longer than a clock tick, the unit of a process's CPU time, even on a busy machine.
         arguments = ["--system", f"sink={uri},pid={child.pid}", "--consumers", "0", "--time", "3", "--rounds", "1"]
         report = study("stream", *arguments, "--expect", "publish>0")
         [round] = report["systems"][0]["rounds"]
@@ -368,7 +367,7 @@ def test_the_sink_accepts_a_stream_and_cpu_use_is_reported_on_both_sides(tmp_pat
 
 
 def test_the_link_knows_how_late_it_is():
-    # Whether it is within 0.2 ms, the machine decides; it says so, and is never early.
+    # Whether the accuracy is within 0.2 ms depends on the machine; the command reports it, and is never early.
     code, out, error = run("bench", "link", "--check")
     assert code in (0, 1), error
     late, least = re.match(r"a link of 1 ms is late by ([\d.]+ \S+) .* no round trip was below ([\d.]+) ms;", out).groups()
@@ -405,7 +404,7 @@ def test_the_link_delays_and_obeys_orders(broker, tmp_path):
 
 
 def greeting(port):
-    """Seconds from connecting until the broker has answered the protocol header."""
+    """Seconds from connecting until the broker answers the protocol header."""
     start = time.monotonic()
     with socket.create_connection(("127.0.0.1", port)) as client:
         client.sendall(b"AMQP\x00\x00\x09\x01")

@@ -1,4 +1,4 @@
-"""The servers of the commands behind docs/benchmarks.md: each release of RabbitMQ, and where its CPU time and memory are read."""
+"""The servers of the benchmark commands: each RabbitMQ release, and the process whose CPU time and memory are measured."""
 
 import json
 import os

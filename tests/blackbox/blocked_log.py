@@ -1,4 +1,4 @@
-"""A standard error that nobody reads holds up nobody: neither clients, nor health checks, nor the end of the process."""
+"""A stderr pipe that nobody reads blocks neither clients, nor health checks, nor the shutdown."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ from harness.wire import CONNECTION_CLOSE, Wire
 
 
 class Pipe:
-    """A pipe so full that not one byte more fits, until somebody reads it."""
+    """A full pipe, until somebody reads it."""
 
     def __init__(self):
         self.reader, self.writer = os.pipe()
@@ -31,7 +31,7 @@ class Pipe:
         os.set_blocking(self.writer, True)
 
     def read_all(self):
-        """Reads until all ends to write to are closed, in a thread: a function that waits for the text."""
+        """Reads in a thread until all writers have closed the pipe; returns a function that waits for the text."""
         os.close(self.writer)
         self.writer = None
         text = []
@@ -67,7 +67,7 @@ def test_clients_and_operators_do_not_notice_a_log_that_nobody_reads(tmp_path, p
             channel = connection.channel()
             channel.confirm_delivery()
             channel.queue_declare("q", durable=True)
-            # More than there are threads: a client for each line of the log.
+            # More clients than threads, with a log line each.
             for number in range(50):
                 with Wire(server.port) as refused:
                     refused.start(f"nobody{number}:wrong")
@@ -93,7 +93,7 @@ def test_a_second_signal_ends_the_process_even_if_stderr_is_not_read(tmp_path, p
         with Wire(server.port) as client:
             client.handshake()
             server.child.send(signal.SIGTERM)
-            # Not answered, so that the drain goes on.
+            # Left unanswered, so that the drain continues.
             client.expect(CONNECTION_CLOSE)
             assert server.child.stop() == 1
 

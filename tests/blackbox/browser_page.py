@@ -1,4 +1,4 @@
-"""The page at `/messages` of the HTTP address, in a real Chromium: a visitor connects, publishes, and sees messages arrive."""
+"""The page at `/messages` of the HTTP listener, in Chromium: a user connects, publishes, and sees messages arrive."""
 
 import contextlib
 import itertools
@@ -29,7 +29,7 @@ def server(tmp_path):
 
 
 def connect(window, server, **fields):
-    """Opens the page and connects with what it suggests, but for the given fields."""
+    """Opens the page and connects with its defaults, except for the given fields."""
     window.open(server.http + "/messages")
     window.run(
         """
@@ -79,11 +79,11 @@ def test_a_published_message_is_confirmed_and_received(tmp_path, targets, window
     with leveret(tmp_path, *flags) as server:
         connect(window, server)
         assert window.value("#connect [name=url]") == f"ws://127.0.0.1:{server.ws_port}/"
-        # What it says of the server is what the server says of itself.
+        # The page shows the server's own product name.
         product = "RabbitMQ" if behind == "proxy" else "Leveret"
         window.wait_for_text("#connection-state", f"^Connected as guest to virtual host / of {product} ")
         window.wait_for_text("#receive-state", "^Receiving amq.topic → demo.# by queue amq.gen-")
-        # No markup of a message becomes markup of the page.
+        # Markup in a message is not interpreted by the page.
         publish(window, "<b>héllo</b> 🐇", key="demo.greeting")
         window.wait_for_text("#publish-state", "^Confirmed \\(no. 1\\) after \\d+ ms\\.$")
         window.wait_for_text("#messages", "demo.greeting.*héllo")
@@ -132,7 +132,7 @@ def test_a_mistake_ends_no_more_than_its_own_attempt(window, server):
     publish(window, "found", exchange="amq.topic", key="demo.found")
     window.wait_for_text("#publish-state", "^Confirmed")
     window.wait_for_text("#messages", "found")
-    # The same for what is received.
+    # The same for consuming.
     window.fill("#receive [name=exchange]", "nowhere")
     window.click("#receive-button")
     window.wait_for_text("#receive-state", "NOT_FOUND - no exchange 'nowhere'")
@@ -190,7 +190,7 @@ def test_it_can_be_used_by_keyboard_alone(window, server):
     window.wait_for_text("#messages", "Hello from a browser")
     unlabelled = "return [...document.querySelectorAll('input, textarea')].filter((field) => !field.labels.length).length"
     assert window.evaluate(unlabelled) == 0
-    # Each is reached, in the order of the page.
+    # Tab reaches each control in the order of the page.
     window.evaluate("document.getElementById('connect-button').focus()")
     reached = []
     for _ in range(8):
@@ -226,7 +226,7 @@ def test_it_fits_a_phone_and_is_pictured(window, server):
     assert window.evaluate(overflow) == 0
     window.resize(1000, 1220)
     window.evaluate("document.activeElement.blur(); window.scrollTo(0, 0)")
-    # The newest message is first, and all of the page is in the window, each part where nothing else is.
+    # The newest message comes first, and no part of the page is hidden or outside the window.
     seen = window.evaluate("""
         const parts = [...document.querySelectorAll("header h1, main form, #messages li")];
         return {

@@ -1,4 +1,4 @@
-"""The AMQP client that the page is made with keeps what its comments promise, in a real Chromium."""
+"""The page's AMQP client does what its documentation says, in Chromium."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def server(tmp_path_factory):
 
 
 def run(window, server, body, **options):
-    """Runs a script that has a connection, a channel, and an exclusive queue, and closes the connection after it."""
+    """Runs a script with a connection, a channel, and an exclusive queue; closes the connection afterwards."""
     window.open(server.http + "/messages")
     script = f"{OPEN} const outcome = await (async () => {{ {body} }})(); await connection.close(); return outcome;"
     return window.run(script, f"ws://127.0.0.1:{server.ws_port}/", options)
@@ -155,7 +155,7 @@ def test_a_mistake_in_a_handler_is_the_pages_and_ends_nothing(window, server):
 
 
 def test_heartbeats_keep_a_silent_connection(window, server):
-    """At two seconds each, six signs of life from either side take longer than a connection without them lives."""
+    """At a heartbeat of two seconds, six heartbeats from either side take longer than a silent connection lives."""
     beats = """
         const socket = WebSocket.prototype;
         const is_beat = (bytes) => new Uint8Array(bytes.buffer ?? bytes)[0] === 8;
@@ -191,7 +191,7 @@ def test_heartbeats_keep_a_silent_connection(window, server):
 
 
 def test_frames_may_be_cut_anywhere(window, server):
-    """As by a gateway that passes on a TCP stream: every byte of the server's in a message of its own."""
+    """Like a gateway that forwards a TCP stream: each byte from the server arrives in its own message."""
     byte_by_byte = """
         const { FrameParser, frame } = await import("/page/amqp/frames.js");
         const parser = new FrameParser();

@@ -1,5 +1,5 @@
-"""Publishers that never stop and ask for no confirms, as many as there are threads and more, stop nobody else: clients that
-come, health checks and the HTTP API are served beside them."""
+"""Publishers without confirms that never pause, more of them than threads, do not starve others: new clients, health checks
+and the HTTP API are served."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ def test_a_bystander_is_served_beside_publishers_that_never_stop(server, queues)
         channel = connection.channel()
         channel.exchange_declare(EXCHANGE, "fanout")
         for number in range(queues):
-            # So that their messages do not fill memory for as long as they publish.
+            # Bounds the memory that their messages take.
             channel.queue_declare(f"busy.{number}", arguments={"x-max-length": 10})
             channel.queue_bind(f"busy.{number}", EXCHANGE)
     served = threading.Event()
@@ -57,7 +57,7 @@ def visit(server, served):
 
 @contextlib.contextmanager
 def publishing(port):
-    """Publishers, until the block ends."""
+    """Runs publishers until the block ends."""
     method = METHOD, 1, b"".join([bytes([0, BASIC_PUBLISH[0], 0, BASIC_PUBLISH[1]]), publish_arguments(EXCHANGE, "key")])
     message = frame(*method) + frame(HEADER, 1, content_header(0))
     chunk = message * (CHUNK_BYTES // len(message))

@@ -11,10 +11,10 @@ from harness.metrics import metric, wait_until
 from harness.patience import TEST_SECONDS
 from harness.rabbitmq import Cluster
 
-# `make cluster` kills each node in turn, so many times; the suite one of them.
+# `make cluster` kills each node in turn, this many times; the suite kills one of them.
 ROUNDS = int(os.environ.get("LEVERET_CLUSTER_ROUNDS", "0"))
 pytestmark = pytest.mark.timeout(0 if ROUNDS else TEST_SECONDS)
-# Three nodes and their clients on one machine: at full speed they would starve each other.
+# Three nodes and their clients share one machine: at full speed they would starve each other.
 GENTLY = {"queue_type": "quorum", "interval": "300ms"}
 
 
@@ -26,7 +26,7 @@ def cluster(tmp_path_factory):
 
 
 def kills(cluster):
-    """Which nodes to kill, in turn."""
+    """The nodes to kill, in order."""
     return [cluster.nodes[0]] if ROUNDS == 0 else cluster.nodes * ROUNDS
 
 
@@ -38,14 +38,14 @@ def test_p7_any_node_is_killed_and_nothing_confirmed_is_lost(tmp_path, cluster):
         for node in kills(cluster):
             with load.trouble():
                 node.end(signal.SIGKILL)
-            # The others alone: two of three are a majority.
+            # Two nodes of three are a majority.
             load.go_on()
             node.start()
             wait_until(lambda: metric(server, "leveret_upstream_addresses_down") == 0)
             load.go_on()
         accounts = load.finish()
         print(accounts)
-        # RabbitMQ refuses (basic.nack) what it cannot enqueue while a queue has no leader; the load publishes on.
+        # RabbitMQ nacks what it cannot enqueue while a queue has no leader; the load generator publishes it again.
         assert accounts["missing"] == []
         assert accounts["unexplained"] == []
         server.stop()

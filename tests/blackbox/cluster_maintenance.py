@@ -33,7 +33,7 @@ def pool(tmp_path, cluster):
 
 
 def leaders(node):
-    """How many queues each node leads."""
+    """The number of queues that each node leads."""
     names = node.control("list_queues", "--no-table-headers", "leader").split()
     return {name: names.count(name) for name in set(names)}
 
@@ -44,7 +44,7 @@ def is_ready(server):
 
 
 def state(server, node):
-    """Whether the pool finds a node up, and how many connections it has there."""
+    """Whether the pool considers a node reachable, and how many connections it has there."""
     rows = Ctl(server.http).json("list_upstreams")
     [row] = [row for row in rows if row["address"] == f"127.0.0.1:{node.port}"]
     return row["up"], row["connections"]
@@ -64,7 +64,7 @@ def finish(load):
 def test_p7_a_node_is_drained_and_revived_and_no_client_notices(tmp_path, cluster, pool):
     load = Load(tmp_path, pool.uri, **GENTLY)
     load.go_on()
-    # One that has connections of the pool: others are not asked.
+    # A node with connections of the pool; it only checks those.
     drained = max(cluster.nodes, key=lambda node: state(pool, node)[1])
     other = next(node for node in cluster.nodes if node is not drained)
     assert up(pool, drained)
@@ -97,6 +97,6 @@ def test_p7_leaders_of_queues_move_and_no_client_notices(tmp_path, cluster, pool
     other.tool("rabbitmq-queues", "rebalance", "quorum")
     wait_until(lambda: first.node in leaders(other))
     load.go_on()
-    # No connection was lost over it.
+    # No connection was lost.
     assert metric(pool, "leveret_upstream_recovered_channels_total") == lost
     finish(load)

@@ -1,4 +1,4 @@
-"""The command line that scripts rely on: exit codes, one line for each mistake, which layer wins, what is printed."""
+"""The command-line interface that scripts rely on: exit codes, one line per mistake, the precedence of layers, the output."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from harness.instances import leveret
 from harness.leveret import binary, run
 from harness.wire import Wire
 
-# What is given: arguments, environment, file; and what the one line must name.
+# Input (arguments, environment, file), and what the error line must name.
 MISTAKES = {
     "an unknown flag": (["--amqq", "off"], {}, "", "--amqq"),
     "an address without a port": (["--amqp", "localhost"], {}, "", "amqp"),
@@ -123,7 +123,7 @@ def test_settings_reach_the_protocol(tmp_path):
 
 
 def layers(directory, text):
-    """The arguments for a configuration file with this text, or none for none."""
+    """The arguments for a configuration file with this text; none if there is no text."""
     if not text:
         return []
     file = directory / "leveret.toml"
@@ -132,7 +132,7 @@ def layers(directory, text):
 
 
 def printed(directory, key, *arguments, env=None, text=""):
-    """The value of a key in what `config print` says, as TOML."""
+    """A key's value in the output of `config print`, as TOML."""
     code, out, error = run("config", "print", *layers(directory, text), *arguments, env=env)
     assert code == 0, error
     [value] = re.findall(rf"^{key} = ([^#\n]*?)\s*(?:#.*)?$", out, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""`leveret config print` tells each value in effect, where it came from, and no secret."""
+"""`leveret config print` shows each effective value and its origin, and no secrets."""
 
 import re
 

@@ -1,4 +1,5 @@
-"""SIGHUP reads the configuration again: what is live changes under clients, what is not is named in the log."""
+"""SIGHUP reloads the configuration: live settings change while clients are connected, the log names those that need a
+restart."""
 
 import re
 import signal
@@ -21,7 +22,7 @@ class Configured:
         self.flags = ["--config", self.file]
 
     def reload(self, server, text):
-        """Returns the lines that were logged meanwhile."""
+        """Reloads; returns the lines logged meanwhile."""
         self.file.write_text(text)
         before = len(server.child.lines)
         server.child.send(signal.SIGHUP)
@@ -53,7 +54,7 @@ def test_the_log_level_changes_in_both_directions(tmp_path):
         configured.reload(server, 'log = "warn,leveret=info"\n')
         Wire(server.port).handshake().close()
         wait_until(lambda: metric(server, "rabbitmq_connections_closed_total") == 1)
-        # Lines come in order: had there been one, it would be there before those of the reload.
+        # Log lines are in order: a warning would come before the lines of the reload.
         configured.reload(server, 'log = "info"\n')
         assert not any("connection opened" in line for line in server.child.lines)
         Wire(server.port).handshake().close()

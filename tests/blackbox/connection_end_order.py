@@ -1,5 +1,5 @@
-"""When a channel or a connection ends, what it has not acknowledged goes back to its queues in one step: others get it in order, it
-counts as one failure, and no other channel of the same connection sees it."""
+"""When a channel or a connection closes, its unacknowledged messages are requeued in one step: other consumers get them in
+order, it counts as one failed delivery, and no other channel of the connection receives them in between."""
 
 import struct
 
@@ -14,7 +14,7 @@ TARGETS = ["rabbitmq", "leveret", "rabbitmq4", "leveret4"]
 QUEUE = "connection-end-order"
 MESSAGES = 30
 PREFETCH = 5
-# More than the failures that RabbitMQ 4 allows a message of a quorum queue.
+# More than RabbitMQ 4's delivery limit of quorum queues.
 CHANNELS = 25
 
 
@@ -63,7 +63,7 @@ def test_the_next_single_active_consumer_starts_with_requeued_messages(target, h
 
 @pytest.fixture
 def server(tmp_path):
-    """Of Leveret alone: with RabbitMQ, it depends on which channel's process ends first."""
+    """Leveret only: with RabbitMQ the result depends on which channel's process ends first."""
     with leveret(tmp_path, "--compatibility", "4") as server:
         yield server
 

@@ -18,29 +18,29 @@ from harness.wire import PROTOCOL_HEADER
 
 STORMS = 3
 CONNECTIONS = 2000
-# What a connection says before it is dropped: nothing, the beginning of its protocol, or what none of them is.
+# The bytes sent before a connection is dropped: none, the beginning of its protocol, or garbage.
 WORDS = {
     "amqp": [b"", PROTOCOL_HEADER[:5], PROTOCOL_HEADER, b"GET / HTTP/1.1\r\n\r\n"],
     "mqtt": [b"", b"\x10\x10\x00\x04MQTT", b"\x10\xff\xff\xff\x7f", PROTOCOL_HEADER],
     "stomp": [b"", b"CONNECT\naccept-version:1.2\n", b"CONNECT\n\n\0", b"\x10\x00"],
     "http": [b"", b"GET /healthz HTTP/1.1\r\n", b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n", PROTOCOL_HEADER],
 }
-# Memory of the server behind the last storm, by that behind the first: what is allocated once is no leak.
+# The maximum growth of memory from the first storm to the last, as a factor: one-time allocations are no leak.
 ALLOWED_GROWTH = 1.5
-# Source addresses, of which 127.0.0.1 is none: a closed connection keeps its port for a while, which others need.
+# Source addresses, without 127.0.0.1: a closed connection occupies its port for a while, and other tests need those.
 SOURCES = 8
 RESET = struct.pack("ii", 1, 0)
 
 
 def storm(port, words, problems):
-    """Opens connections one after the other and drops each, every other one with a reset."""
+    """Opens connections one after the other and drops each, every second one with a reset."""
     try:
         for number in range(CONNECTIONS):
             source = (f"127.0.0.{2 + number % SOURCES}", 0)
             with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE, source_address=source) as client:
                 if number % 2:
                     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-                # It may be refused already.
+                # It may have been refused already.
                 with contextlib.suppress(ConnectionError):
                     client.sendall(words[number // 2 % len(words)])
     except OSError as problem:
@@ -48,7 +48,7 @@ def storm(port, words, problems):
 
 
 def sockets(server):
-    """How many the server has open. Its files are the disk's matter, and as many as it needs for the messages."""
+    """The server's open sockets. Its open files vary with the messages."""
     count = 0
     for descriptor in Path(f"/proc/{server.pid}/fd").iterdir():
         # It may be closed meanwhile.
@@ -58,7 +58,7 @@ def sockets(server):
 
 
 def test_a_bystander_has_every_message_confirmed_and_nothing_is_left_of_the_storm(tmp_path):
-    # The handshake's time limit must not be what closes them.
+    # The connections must not be closed by the handshake timeout.
     flags = ("--mqtt", ANY, "--stomp", ANY, "--handshake-timeout", "10m", "--log", "error")
     with leveret(tmp_path, *flags) as server:
         ports = {
@@ -81,7 +81,7 @@ def test_a_bystander_has_every_message_confirmed_and_nothing_is_left_of_the_stor
                     thread.start()
                 before = confirmed
                 while confirmed == before or any(thread.is_alive() for thread in threads):
-                    # Returns with the confirm.
+                    # Returns once the message is confirmed.
                     channel.basic_publish("", "bystander", b"%d" % confirmed, pika.BasicProperties(delivery_mode=2))
                     confirmed += 1
                 assert problems == []

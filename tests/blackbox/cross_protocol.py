@@ -40,7 +40,7 @@ def broker(request, tmp_path_factory, targets):
 
 @pytest.fixture(scope="module", params=SERVED)
 def leveret(request, tmp_path_factory, targets):
-    """Of those that speak MQTT 5.0."""
+    """Only servers that support MQTT 5.0."""
     broker = Broker(request.param, tmp_path_factory.mktemp(request.param), targets=targets)
     yield broker
     broker.stop()
@@ -48,12 +48,12 @@ def leveret(request, tmp_path_factory, targets):
 
 @pytest.fixture
 def key(request):
-    """A routing key of the test's own."""
+    """A unique routing key for the test."""
     return "key." + "".join(character if character.isalnum() else "-" for character in request.node.name)[:150]
 
 
 class Amqp:
-    """A queue that is bound to the key."""
+    """A queue bound to the key."""
 
     def __init__(self, broker, key, name=""):
         self.key = key
@@ -162,7 +162,7 @@ def test_from_mqtt_to_amqp_the_qos_is_in_headers_and_delivery_mode(broker, key, 
     sender.send(b"x", qos=qos)
     method, properties, _ = receiver.receive()
     assert (method.exchange, method.routing_key, method.redelivered) == (EXCHANGE, key, False)
-    # RabbitMQ takes QoS 2 for 1.
+    # RabbitMQ downgrades QoS 2 to 1.
     told = min(qos, 1) if broker.kind == "rabbitmq" else qos
     assert properties.headers == {"x-mqtt-publish-qos": told, "x-mqtt-dup": False}
     assert properties.delivery_mode == (1 if qos == 0 else 2)
@@ -176,9 +176,9 @@ def test_from_mqtt_to_stomp_the_qos_is_in_headers(broker, key, qos):
     sender.send(b"x", qos=qos)
     headers = receiver.receive().headers
     if broker.kind != "rabbitmq":
-        # RabbitMQ's adapter leaves out bytes and truth values (docs/compatibility.md).
+        # RabbitMQ's STOMP adapter omits bytes and booleans (docs/compatibility.md).
         assert (headers["x-mqtt-publish-qos"], headers["x-mqtt-dup"]) == (str(qos), "false")
-    # RabbitMQ tells the number of a message that is not.
+    # RabbitMQ reports the delivery mode of transient messages.
     transient = "1" if broker.kind == "rabbitmq" else None
     assert headers.get("persistent") == (transient if qos == 0 else "true")
     assert (headers["destination"], headers["subscription"]) == (f"/topic/{key}", "1")
@@ -198,7 +198,7 @@ def test_from_stomp_to_mqtt_the_subscription_says_the_quality(broker, key, persi
     receiver.close()
 
 
-# A property by its names in the three protocols; its value is a text in all.
+# A property by its name in each protocol; its value is text in all of them.
 SHARED = [
     ("content_type", "content-type", "text/plain"),
     ("content_encoding", "content-encoding", "identity"),
@@ -246,7 +246,7 @@ def test_from_stomp_to_amqp_properties_and_headers_arrive(broker, key):
     receiver.close()
 
 
-# Of MQTT 5.0, which RabbitMQ 3.10 does not know.
+# MQTT 5.0 properties, which RabbitMQ 3.10 does not support.
 PROPERTIES = {
     "ContentType": "text/plain",
     "ResponseTopic": "answers/me",
@@ -275,7 +275,7 @@ def test_from_mqtt_to_stomp_properties_arrive(leveret, key):
     headers = receiver.receive().headers
     expected = {
         "content-type": "text/plain",
-        # Where to send the answer, as a STOMP client can use it.
+        # The reply address, in the form that a STOMP client can use.
         "reply-to": "/reply-queue/answers.me",
         "correlation-id": "c-1",
         "expiration": "600000",
@@ -373,7 +373,7 @@ def test_messages_unacknowledged_by_an_mqtt_client_are_redelivered(broker, key):
 
 
 def test_a_request_goes_round_three_protocols(leveret, key):
-    """A sensor asks by MQTT, a page of STOMP passes it on, and a service of AMQP answers."""
+    """A sensor sends a request over MQTT, a STOMP page forwards it, and an AMQP service answers."""
     asker = MqttClient(leveret.mqtt, "asker", V5)
     asker.subscribe("answers/asker", options=SubscribeOptions(qos=1))
     page, service = Stomp(leveret, key), Amqp(leveret, f"{key}.service")
@@ -394,7 +394,7 @@ def test_a_request_goes_round_three_protocols(leveret, key):
 
 @pytest.mark.parametrize("kind", SERVED)
 def test_messages_confirmed_in_each_protocol_survive_kill_9(tmp_path, targets, kind):
-    """A confirm, a PUBACK, a PUBCOMP and a receipt: then the process is killed, and everybody durable gets everything."""
+    """After a confirm, a PUBACK, a PUBCOMP and a receipt the process is killed; all durable subscribers get all messages."""
     broker = Broker(kind, tmp_path, targets=targets)
     key = "survivors"
     durable = {"id": "kept", "durable": "true", "auto_delete": "false"}
@@ -416,11 +416,11 @@ def test_messages_confirmed_in_each_protocol_survive_kill_9(tmp_path, targets, k
         amqp = Amqp(broker, key, "survivors")
         assert [amqp.body().decode() for _ in expected] == expected
         mqtt = MqttClient(broker.mqtt, "keeper", keep=True)
-        # paho hands over what is of QoS 2 when that is released, behind what came later.
+        # paho delivers QoS 2 messages once they are released, after messages that arrived later.
         assert sorted(mqtt.message().payload.decode() for _ in expected) == sorted(expected)
         stomp = Stomp(broker, key, **durable)
         assert [stomp.body().decode() for _ in expected] == expected
-        # A message that came twice would come before this one.
+        # A duplicate would come before this message.
         again = MqttClient(broker.mqtt, "writer")
         again.publish(key, "marker", 2)
         assert mqtt.message().payload == b"marker"

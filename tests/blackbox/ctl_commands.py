@@ -1,4 +1,4 @@
-"""`leveret ctl` does to a Leveret what it does to a RabbitMQ, whose management API it speaks."""
+"""`leveret ctl` has the same effects on Leveret and on RabbitMQ, through the management API."""
 
 import contextlib
 import itertools
@@ -40,7 +40,7 @@ def ctl(server):
 
 @pytest.fixture
 def vhost(ctl):
-    """A virtual host of the test's own, with guest in it."""
+    """A virtual host for the test, where guest has permissions."""
     ctl("add_vhost", "v/1")
     ctl("set_permissions", "-p", "v/1", "guest", ".*", ".*", ".*")
     yield "v/1"
@@ -59,7 +59,7 @@ def channel(server, vhost):
 
 def test_status_shows_the_version_and_the_memory_in_use(ctl):
     facts = lambda: dict(line.split("\t", 1) for line in ctl("--quiet", "status").splitlines())
-    # RabbitMQ measures now and then.
+    # RabbitMQ updates its statistics periodically.
     wait_until(lambda: "mem_used" in facts())
     assert facts()["rabbitmq_version"] and int(facts()["mem_used"]) > 1 << 20
     assert set(ctl.json("status")) == {"overview", "nodes"}
@@ -77,7 +77,7 @@ def test_queues_exchanges_and_bindings_are_listed(server, ctl, vhost):
         names = ["a/b ü", "orders"]
         wait_until(lambda: ctl.rows("list_queues", "-p", vhost) == [[names[0], "0"], [names[1], "1"]])
         found = [[*row, json.loads(of)] for *row, of in ctl.rows("list_queues", "-p", vhost, "name", "durable", "arguments")]
-        # RabbitMQ 4 writes the type of each queue there.
+        # RabbitMQ 4 adds the type to each queue's arguments.
         of_type = {} if server.follows == "3.10" else {"x-queue-type": "classic"}
         assert found == [["a/b ü", "false", of_type], ["orders", "true", {"x-max-length": 7, **of_type}]]
         assert ["events", "topic"] in ctl.rows("list_exchanges", "-p", vhost)

@@ -1,4 +1,4 @@
-"""`leveret ctl` shows what a pool does, which settings are in effect, and drains a server."""
+"""`leveret ctl` shows the state of a pool and the settings in effect, and drains a server."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""`leveret ctl` on its own: passwords stay off the command line, mistakes are one line, output can be trusted."""
+"""`leveret ctl` itself: passwords stay off the command line, each mistake is one line, output is safe for terminals."""
 
 import contextlib
 import os
@@ -91,14 +91,14 @@ def test_a_new_password_is_typed_twice_and_is_not_empty(server):
 
 
 class Terminal:
-    """One that somebody sits at."""
+    """A terminal with a user."""
 
     def __init__(self):
         self.hands, self.end = os.openpty()
         self.seen = ""
 
     def shows(self):
-        """Whether it shows what is typed, and makes signals of Ctrl-C."""
+        """Whether it echoes input, and turns Ctrl-C into a signal."""
         local = termios.tcgetattr(self.end)[3]
         assert bool(local & termios.ECHO) == bool(local & termios.ISIG) == bool(local & termios.ICANON)
         return bool(local & termios.ECHO)
@@ -157,7 +157,7 @@ def test_a_command_that_was_nearly_typed_is_named(server):
     code, _, error = run("ctl", "list_quues")
     assert code == 2 and "unrecognized subcommand 'list_quues'" in error and "'list_queues'" in error
     assert "--help lists those that there are" in run("ctl", "dance")[2]
-    # No command at all asks for the state.
+    # Without a command it shows the status.
     assert Ctl(server.http)().splitlines()[0].split() == ["product", "Leveret"]
 
 

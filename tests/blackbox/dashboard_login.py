@@ -1,4 +1,4 @@
-"""Logging in to the dashboard: with what is right and what is wrong, what is kept where, and who gets to see what."""
+"""Dashboard login: right and wrong credentials, where they are stored, and what each user may see."""
 
 from harness.dashboard import ask, server, visit, window
 
@@ -23,7 +23,7 @@ def test_a_failed_login_shows_the_reason_and_can_be_retried(visit):
     visit.settle()
     assert visit.text("#view h1") == "Overview"
     assert visit.text("#user") == "guest"
-    # The browser's own question for a password would hold everything up; the refusal itself is all there is to say.
+    # The browser's own password prompt would block the page; the refusal itself is the only console message.
     assert [line for line in visit.window.complaints() if "401" not in line] == []
 
 
@@ -33,11 +33,11 @@ def test_a_password_stays_in_this_tab_and_out_of_the_address(visit):
     assert kept == [["leveret.authorization"], 0, ""]
     address = visit.window.evaluate("return [location.href, history.length && document.referrer]")
     assert address == [visit.server.http + "/#/queues", ""]
-    # A reload leads back to where it was.
+    # A reload shows the same page again.
     visit.window.reload()
     visit.settle()
     assert visit.text("#view h1") == "Queues"
-    # Another tab knows nothing.
+    # Another tab is not logged in.
     first = visit.window.tab()
     second = visit.window.new_tab()
     visit.window.open(visit.server.http + "/#/queues")
@@ -61,7 +61,7 @@ def test_logging_out_forgets_everything(visit):
 
 def test_logging_out_before_the_first_figures_ends_it_all_the_same(visit):
     visit.open()
-    # The list of virtual hosts, which comes first, is held up until somebody has logged out.
+    # The first request, for the list of virtual hosts, is held back until the user has logged out.
     script = """
         const [fetch, setInterval] = [window.fetch, window.setInterval];
         [window.asked, window.timers] = [[], 0];
@@ -78,7 +78,7 @@ def test_logging_out_before_the_first_figures_ends_it_all_the_same(visit):
     visit.wait("window.release !== undefined")
     visit.window.click("#logout")
     visit.window.evaluate("asked.length = 0; release()")
-    # The menu is filled from the answer; what follows upon that follows at once.
+    # The menu is filled from the response; everything that depends on it happens immediately.
     visit.wait("document.querySelector('#vhost option') !== null")
     visit.window.run("await new Promise((resolve) => setTimeout(resolve))")
     assert is_logged_out(visit)

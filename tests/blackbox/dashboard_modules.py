@@ -1,4 +1,4 @@
-"""The dashboard's modules that stand for themselves: addresses, words for numbers, metrics, lines, the order of a picture."""
+"""Unit tests of the dashboard's independent modules: URLs, number formats, metrics, sparklines, the order of the diagram."""
 
 import pytest
 

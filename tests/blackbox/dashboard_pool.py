@@ -1,4 +1,4 @@
-"""The dashboard in front of an upstream: what the pool has to tell, and nothing of what only a broker has."""
+"""The dashboard in front of an upstream shows the pool, and nothing that only a broker has."""
 
 import contextlib
 import signal
@@ -49,7 +49,7 @@ def test_sharing_and_savings_are_shown(tmp_path, targets, window):
             connect(stack, server, f"client {number}")
         visit = Visit(window, server).open()
         visit.settle()
-        # There is nobody to log in as, and nothing of a broker's.
+        # There is no login, and no page of a broker.
         assert visit.window.evaluate("return document.getElementById('login').hidden")
         assert not {"Queues", "Exchanges", "Bindings", "Users", "Policies"} & set(places(visit))
         assert visit.text("#view .verdict") == "reachable"
@@ -153,7 +153,7 @@ def test_clients_show_the_protocol_that_they_speak(tmp_path, targets, window):
         visit.wait("document.querySelectorAll('#view tbody tr').length === 3")
         assert sorted(row["Protocol"] for row in visit.rows()) == ["AMQP 0-9-1", "STOMP 1.1", "STOMP 1.2WebSocket"]
         assert {(row["User name"], row["Virtual host"]) for row in visit.rows()} == {("guest", "/")}
-        # One of them leads to its page.
+        # Follow one of them to its page.
         window.evaluate("[...document.querySelectorAll('#view tbody tr')].find((each) => each.textContent.includes('STOMP 1.1')).querySelector('a').click()")
         visit.wait("document.querySelector('#view dl')?.textContent.includes('STOMP 1.1')")
         assert visit.violations() == [] and window.complaints() == []
@@ -162,7 +162,7 @@ def test_clients_show_the_protocol_that_they_speak(tmp_path, targets, window):
 
 
 def tables(visit):
-    """The rows of each table that is shown, by its caption: dictionaries by the columns' titles."""
+    """The rows of each visible table by its caption, as dictionaries by column title."""
     script = """
         return Object.fromEntries([...document.querySelectorAll("#view table")].filter((each) => each.checkVisibility()).map((table) => {
             const titles = [...table.querySelectorAll("thead th")].map((each) => each.textContent.trim());
@@ -217,7 +217,7 @@ def test_sessions_groups_and_retained_messages_are_shown_and_a_session_leads_to_
         visit.wait("document.querySelector('#view dl')?.textContent.includes('ends with the connection')")
         visit.close_connection("enough")
         assert live.gone.wait(PATIENCE)
-        # Nothing stays in RabbitMQ.
+        # Leave nothing in RabbitMQ.
         with MqttClient(port, "dash-away", V5) as last:
             last.publish("dash/a", b"", retain=True)
         stack.close()
@@ -263,7 +263,7 @@ def limited(directory, targets, *flags):
 
 
 def bars(visit):
-    """The bars that are shown: their words, and whether they are full."""
+    """The visible bars: their texts, and whether they are full."""
     script = """
         return Object.fromEntries([...document.querySelectorAll("#view .bar")].filter((each) => each.checkVisibility())
             .map((each) => [each.querySelector("meter").ariaLabel,
@@ -273,7 +273,7 @@ def bars(visit):
 
 
 def refreshed(visit):
-    """Looks at the server now rather than in a few seconds."""
+    """Refreshes immediately instead of within a few seconds."""
     visit.window.evaluate("document.getElementById('view').dispatchEvent(new Event('refresh'))")
 
 
@@ -341,7 +341,7 @@ def test_a_drain_is_asked_for_twice_and_then_done_by_keyboard_alone(tmp_path, ta
         window.press([ESCAPE])
         visit.wait("!document.querySelector('dialog')")
         assert window.evaluate("return document.activeElement.textContent") == "Drain"
-        # Nobody has been told anything.
+        # No client was disconnected.
         connection.channel().close()
 
         window.press([ENTER])

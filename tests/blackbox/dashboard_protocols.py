@@ -1,4 +1,4 @@
-"""What is spoken where, on the dashboard's overview; and the way from it to the page that tries messages out."""
+"""The listeners and protocols on the dashboard's overview, and the link to the page for trying out messages."""
 
 from harness.dashboard import Visit, window
 from harness.instances import leveret
@@ -13,7 +13,7 @@ def test_connections_are_counted_by_protocol_and_transport(tmp_path, window):
         listeners = visit.text("#view")
         for port in (server.port, server.ws_port):
             assert f"127.0.0.1:{port}" in listeners
-        # The other page is one link away, and what connects there is counted here.
+        # The other page is one link away, and its connection is counted here.
         first = window.tab()
         messages = window.evaluate("const link = document.getElementById('messages-link'); return link.hidden || link.href")
         assert messages == server.http + "/messages"
@@ -38,7 +38,7 @@ def test_without_websockets_there_is_no_way_to_the_page_that_needs_them(tmp_path
 
 
 def await_gauge(visit, title, figure):
-    """Waits until the gauge with this title shows this figure; None for no such gauge."""
+    """Waits until the gauge with this title shows this value; `None` means that there is no such gauge."""
     visit.wait(
         """([...document.querySelectorAll("#view .tile")].find((each) => each.querySelector(".what").textContent === args[0])
             ?.querySelector(".figure").textContent ?? null) === args[1]""",

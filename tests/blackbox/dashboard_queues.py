@@ -1,4 +1,4 @@
-"""What can be done on the dashboard to queues, exchanges and bindings, whatever they are called."""
+"""The dashboard's actions on queues, exchanges and bindings, with names of any kind."""
 
 from harness.dashboard import ask, server, visit, window
 
@@ -46,7 +46,7 @@ def publish(visit, text):
 
 
 def await_figure(visit, title, figure):
-    """Waits until a card with this title shows this figure."""
+    """Waits until a card with this title shows this value."""
     visit.wait(
         """[...document.querySelectorAll("#view .card")].some((each) =>
             each.querySelector("h3").textContent === args[0] && each.querySelector(".figure").textContent === args[1])""",
@@ -70,7 +70,7 @@ def test_a_queue_is_declared_filled_looked_into_emptied_and_deleted(visit, serve
     publish(visit, "<b>first</b>")
     publish(visit, "second")
     await_figure(visit, "Ready", "2")
-    # Looked at and put back, then taken.
+    # Get with requeue, then get with acknowledgement.
     visit.fill("Messages", "5")
     visit.press("Get")
     visit.window.wait_for_text("#view .messages", "first.*second")
@@ -121,7 +121,7 @@ def test_a_refused_declaration_is_shown_and_the_dialog_stays_open(visit):
     assert visit.window.evaluate("return document.querySelector('dialog').open")
     visit.press("Cancel", "dialog")
     visit.wait("!document.querySelector('dialog')")
-    # What is no value is told before anything is asked.
+    # Invalid values are reported before a request is sent.
     visit.press("Declare a queue")
     visit.wait("document.querySelector('dialog[open]')")
     add_argument(visit, "x-max-length", "number", "many")
@@ -224,7 +224,7 @@ def test_the_topology_diagram_shows_bindings_of_exchanges_and_queues(visit, serv
         'exchange shop → exchange all by "#"',
         'exchange all → queue copy by ""',
     } <= set(told)
-    # What the nodes are joined by is lit when one has the focus, and it leads to its own place.
+    # A focused node highlights its edges and leads to its own page.
     lit = """
         const nodes = [...document.querySelectorAll("svg .node")];
         const node = nodes.find((each) => each.querySelector(".what").textContent === "all");

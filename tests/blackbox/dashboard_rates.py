@@ -1,4 +1,4 @@
-"""What flows, on the dashboard: in the lists, on the page of a queue and in the picture."""
+"""Message rates on the dashboard: in lists, on a queue's page and in the topology diagram."""
 
 import threading
 
@@ -12,7 +12,7 @@ FLOWS = "/^[1-9][\\d.,]*[KM]?\\/s$/"
 
 @pytest.fixture
 def flow(server):
-    """Messages that go through an exchange, bound to two queues one of which nobody reads, for as long as the test takes."""
+    """Publishes through an exchange to two queues, one of them without a consumer, for the length of the test."""
     connection = pika.BlockingConnection(pika.URLParameters(server.uri))
     channel = connection.channel()
     channel.exchange_declare("orders", "fanout")
@@ -37,7 +37,7 @@ def flow(server):
 
 
 def await_cells(visit, row, *columns):
-    """Waits until the row that begins with these words says in each of the columns that something flows."""
+    """Waits until the row that begins with these texts shows a rate in each of the columns."""
     flows = f"""[...document.querySelectorAll("#view tbody tr")]
         .filter((each) => each.children[0].textContent === args[0])
         .some((each) => args[1].every((column) =>
@@ -59,7 +59,7 @@ def test_message_rates_are_shown_in_lists_queue_pages_and_the_diagram(flow, visi
         figure = f"""[...document.querySelectorAll("#view .card")].some((each) =>
             each.querySelector("h3").textContent === args[0] && {FLOWS}.test(each.querySelector(".figure").textContent))"""
         visit.wait(figure, title)
-    # The picture is drawn anew when that is asked for.
+    # The diagram is refreshed on demand.
     visit.go("topology")
     visit.wait("document.querySelectorAll('#view svg.diagram path.flows').length === 2")
     words = "return [...document.querySelectorAll('#view svg .edge-words')].map((each) => each.firstChild.textContent)"

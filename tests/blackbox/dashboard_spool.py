@@ -1,4 +1,4 @@
-"""The spool's page of the dashboard: each button is pressed, and what it does is seen in the page, at the API and at the broker."""
+"""The dashboard's spool page: each button's effect on the page, in the API and at the broker."""
 
 import pika
 import pytest
@@ -29,7 +29,7 @@ def direct(broker):
 
 @pytest.fixture
 def page(tmp_path, broker, window):
-    """A visitor of the spool's page, of a server of the test's own."""
+    """The spool page of a server of the test's own."""
     with spooling(tmp_path, f"amqp://127.0.0.1:{broker.port}") as server:
         visit = Visit(window, server).open(("spool",))
         visit.settle()
@@ -39,14 +39,14 @@ def page(tmp_path, broker, window):
 
 
 def do(visit, words, told):
-    """Presses a button, and confirms what its dialog asks."""
+    """Presses a button, and confirms the dialog."""
     visit.press(words)
     visit.answer(words)
     visit.wait("document.getElementById('notice').textContent.includes(args[0])", told)
 
 
 def await_row(visit, state, messages):
-    """Waits for what the page says of the only user: at its next look, which comes by itself."""
+    """Waits until the page shows this state for the only user, by its periodic refresh."""
     shown = lambda label: f"document.querySelector('#view table.list tbody td[data-label=\"{label}\"]')?.textContent"
     visit.wait(f"{shown('State')} === args[0] && {shown('Messages')} === args[1]", state, str(messages))
 

@@ -1,4 +1,4 @@
-"""A definitions file that cannot be loaded stops the start, names the entry at fault, and is told as a mistake."""
+"""A definitions file that cannot be loaded prevents the start; the error names the wrong entry."""
 
 import json
 

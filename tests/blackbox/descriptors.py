@@ -1,5 +1,5 @@
-"""The limit of open files is raised to what it may be: nobody has to set it for very many clients. And clients leave some of them to
-the server: its journal, the watch over its memory, and those who ask how it is."""
+"""The server raises its soft limit of open files to the hard limit. Clients cannot use all of them: some are reserved for
+the journal, memory sampling and the management API."""
 
 import contextlib
 import resource
@@ -18,22 +18,22 @@ from harness.relay import Echo, RelayWire, relay
 from harness.websocket import Refused
 from harness.wire import Closed, Wire
 
-# What systems start processes with is often this low, though not quite.
+# Soft limits are often this low, though rarely quite as low.
 LOW = 128
 CLIENTS = 2 * LOW
-# A hard limit, of which an eighth each is reserved for files, for operators, and for what is open before the first client.
+# A hard limit, an eighth of which is reserved for each of files, operators, and what is open before the first client.
 HARD = 512
 FOR_CLIENTS = HARD * 5 // 8
 BELOW_FILES = HARD * 7 // 8
-# This many are refused one after the other: there is really no more room.
+# This many connections in a row are refused: no descriptor is left.
 REFUSED = 8
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
-# More than two segments of the journal, so that it needs another file.
+# More than two journal segments, so that it needs another file.
 MESSAGES = 140
 
 
 def limited(tmp_path, limit):
-    """The program with a limit of its own: what runs the tests has more files open than this."""
+    """The program with its own limit: pytest itself has more files open."""
     program = tmp_path / "limited"
     program.write_text(f'#!/bin/sh\nulimit {limit}\nexec "{binary()}" "$@"\n')
     program.chmod(0o755)
@@ -41,7 +41,7 @@ def limited(tmp_path, limit):
 
 
 def fill(connections, connect_one):
-    """Connects until nobody is let in any more. Returns how many were."""
+    """Connects until connections are refused; returns the number of accepted ones."""
     accepted = refused = 0
     while refused < REFUSED:
         try:

@@ -1,4 +1,4 @@
-"""The documents lead nowhere wrong, the README's figures are those that were measured, and its example runs."""
+"""The documents have no dead links, the README quotes measured figures, and its example works."""
 
 import re
 import subprocess
@@ -37,7 +37,7 @@ def test_the_figures_of_the_front_page_are_those_that_were_measured():
     assert [len(row) for row in figures] == [2] * 5
     measured = (ROOT / "docs" / "benchmarks.md").read_text().splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in measured if line.startswith("|")]
-    # CPU without and with the pool are in two rows of one table; all others in one row.
+    # The CPU figures without and with the pool are in two rows of one table; all others are in one row.
     together, [[before, after]] = figures[:3] + figures[4:], [figures[3]]
     assert [row for row in together if not any(set(row) <= set(cell) for cell in cells)] == []
     of_cpu = [cell for cell in cells if cell[0].startswith("CPU of RabbitMQ for a message")]

@@ -1,4 +1,4 @@
-"""S5: shutting down notifies the clients, waits for them within a bound, and ends well."""
+"""S5: a shutdown notifies the clients, waits for them up to a limit, and exits with success."""
 
 import select
 import signal
@@ -44,7 +44,7 @@ def test_a_client_that_never_answers_delays_the_end_only_to_the_bound(tmp_path):
         deaf = Wire(server.port).handshake()
         server.child.send(signal.SIGTERM)
         assert close_of(deaf.expect(CONNECTION_CLOSE)) == SHUTDOWN
-        # Draining: nobody else gets in.
+        # Draining: new connections are refused.
         assert not lets_in(server.port)
         assert server.child.wait() == 0
 
@@ -60,7 +60,7 @@ def test_a_successor_binds_all_addresses_at_once(tmp_path):
         old.child.send(signal.SIGTERM)
         deaf.expect(CONNECTION_CLOSE)
         for visitor in visitors:
-            # A listener is closed before the connections are that it has accepted.
+            # A listener closes before the connections that it has accepted.
             visitor.expect_end()
         wait_until(lambda: not lets_in(ports[0]))
         with leveret(tmp_path / "new", *addresses) as new:
@@ -101,7 +101,7 @@ def test_clients_are_served_during_the_drain_delay_with_readyz_at_503(tmp_path):
         server.child.send(signal.SIGTERM)
         wait_for_status(server.http + "/readyz", 503)
         assert metric(server, "leveret_draining") == 1
-        # Who has not been told yet gets in, and who is in stays.
+        # New clients are accepted until the drain begins, and connected ones stay.
         assert lets_in(server.port)
         before.open_channel()
         server.child.send(signal.SIGTERM)
@@ -132,13 +132,13 @@ def stomp(server):
 @pytest.mark.parametrize("connect", [amqp, web_amqp, mqtt, stomp])
 def test_clients_leave_one_after_the_other(tmp_path, connect):
     with leveret(tmp_path, "--drain-spread", "5m", *ALL_PROTOCOLS) as server:
-        # A hundred take turns of three seconds.
+        # A hundred clients are closed over three seconds.
         wires = [connect(server) for _ in range(100)]
         sockets = {wire.socket: wire for wire in wires}
         server.child.send(signal.SIGTERM)
         told = select.select(sockets, [], [], PATIENCE)[0]
         assert told and not lets_in(server.port)
-        # The others hear nothing in the same moment.
+        # The others are not notified at the same moment.
         assert len(select.select(sockets, [], [], 0)[0]) < len(sockets)
         if connect is amqp:
             assert sockets[told[0]].connection_error() == SHUTDOWN
@@ -163,7 +163,7 @@ ALL_PROTOCOLS = [word for name in ("--ws", "--mqtt", "--stomp") for word in (nam
 
 
 def is_served(wire):
-    """Whether it has not been told to leave."""
+    """Whether the server has not asked it to leave."""
     wire.send_method(1, CHANNEL_OPEN, short_string(""))
     _, channel, payload = wire.read_frame()
     return (channel, payload[:4]) == (1, struct.pack(">HH", *CHANNEL_OPEN_OK))

@@ -1,5 +1,4 @@
-"""A key that comes twice, in a field table, in the body of a request or in definitions, has the outcome that it has with
-RabbitMQ."""
+"""Duplicate keys in a field table, a request body or definitions have the same effect as in RabbitMQ."""
 
 import struct
 
@@ -111,7 +110,7 @@ def test_a_key_that_is_twice_in_a_body(both, name):
 
 
 def table(*pairs):
-    """A field table of 32-bit integers, in this order and with what comes twice."""
+    """A field table of 32-bit integers in this order, duplicates included."""
     return long_string(b"".join(short_string(key) + b"I" + struct.pack(">i", value) for key, value in pairs))
 
 
@@ -120,7 +119,7 @@ def declare(wire, queue, arguments):
 
 
 def answer(wire, expected):
-    """Nothing if the next method is this one, else the code and text with which the channel is closed."""
+    """`None` if the next method is this one, else the code and text with which the channel is closed."""
     _, _, payload = wire.read_frame()
     method = struct.unpack(">HH", payload[:4])
     assert method in (expected, CHANNEL_CLOSE)
@@ -150,7 +149,7 @@ def test_the_first_of_an_argument_of_a_queue_is_in_effect(both, name):
                 for _ in range(3):
                     publish(wire, "", table(), key=name)
                     wire.expect(BASIC_ACK)
-                # Declared again with the first alone it is the same queue, which has what its maximum has left.
+                # Redeclared with the first value only, it is equivalent.
                 declare(wire, name, table(ARGUMENTS[name][0]))
                 declared = wire.expect(QUEUE_DECLARE_OK)
                 [left] = struct.unpack_from(">I", declared, 1 + declared[0])
@@ -202,5 +201,5 @@ def test_the_first_of_a_client_property_is_in_effect(both):
             )
             assert connection["user_provided_name"] == "one"
             shown.append(connection["client_properties"])
-    # RabbitMQ's HTTP API shows the last of keys that are equal, as it does for arguments, though the first is in effect.
+    # RabbitMQ's HTTP API shows the last of equal keys, also for arguments, although the first is in effect.
     assert shown == [{"connection_name": "one"}, {"connection_name": "two"}]

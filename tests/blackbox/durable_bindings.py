@@ -22,9 +22,9 @@ STARTS = 3
 PROBES = 200
 QUEUE_BIND = (50, 20)
 DURABLE, NO_WAIT = 2, 1
-# Binds that are sent before an answer is awaited.
+# Pipelined binds per answer.
 STEP = 10_000
-# Declarations whose answers are awaited together: so few that sockets take all of both.
+# Pipelined declarations per answer: few enough for the sockets' buffers in both directions.
 ANSWERED = 1000
 
 
@@ -47,7 +47,7 @@ def queue_of(number):
 
 @contextlib.contextmanager
 def started(directory, taken):
-    """A server on what there is; adds to `taken` the seconds that it took until it listened."""
+    """A server on the existing data; appends to `taken` the seconds until it listened."""
     begun = time.monotonic()
     with restartable(directory) as server:
         taken.append(time.monotonic() - begun)
@@ -66,7 +66,7 @@ def test_many_durable_bindings_are_back_after_a_kill(tmp_path):
                     wire.expect(QUEUE_DECLARE_OK)
             for first in range(0, BINDINGS, STEP):
                 binds = b"".join(bind(number) for number in range(first, min(first + STEP, BINDINGS)))
-                # The answer to a declaration comes when all before it is on disk.
+                # The declaration is answered once everything before it is on disk.
                 wire.send(binds + queue_declare(f"step.{first}", DURABLE))
                 wire.expect(QUEUE_DECLARE_OK)
         print(f"{QUEUES} durable queues and {BINDINGS} bindings made in {time.monotonic() - begun:.1f} s")

@@ -1,4 +1,4 @@
-"""Dead letters and kill -9: a message that expires is in its queue or in the dead-letter queue afterwards, never in both."""
+"""Dead-lettering and kill -9: an expired message is afterwards in its queue or in the dead-letter queue, never in both."""
 
 from collections import Counter
 
@@ -12,7 +12,7 @@ from harness.patience import PATIENCE
 
 MESSAGES = 20_000
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
-# Milliseconds, in which a machine that is not too busy publishes most of them.
+# Milliseconds, enough to publish most of the messages unless the machine is very busy.
 TIME_TO_LIVE = 4_000
 
 
@@ -46,7 +46,7 @@ def test_a_letter_is_in_one_queue_after_a_kill(tmp_path, letters_before):
                 found[int(got[2])] += 1
             return len(found) == MESSAGES and count(channel, "q") == 0
 
-        # What had not been sent on expires at the latest after its whole life once more.
+        # Messages that were not dead-lettered before the kill expire at the latest after their full TTL.
         wait_until(all_are_there, PATIENCE)
         all_are_there()
         twice = [number for number, times in found.items() if times > 1]

@@ -15,7 +15,7 @@ PASSIVE, DURABLE = 1, 2
 
 
 def routes_to(channel, exchange, key, queue, headers=None):
-    """Whether a message reaches the queue; it is taken out again."""
+    """Whether a message is routed to the queue; removes it again."""
     properties = pika.BasicProperties(headers=headers)
     channel.basic_publish(exchange, key, b"probe", properties)
     method, _, _ = channel.basic_get(queue, auto_ack=True)
@@ -75,7 +75,7 @@ def test_durable_definitions_survive_kill_9(state):
         assert not routes_to(channel, "headers", "", "one", {"colour": "red", "size": 4})
         assert routes_to(channel, "topic", "k", "one")
         assert routes_to(channel, "topic", "nobody", "rest")
-        # As it was declared, or it would be refused.
+        # An inequivalent declaration would be refused.
         channel.queue_declare("one", durable=True, arguments={"x-max-length": 3})
         channel.exchange_declare("spare", "fanout", durable=True, internal=True)
         server.stop()
@@ -92,7 +92,7 @@ def test_deleted_definitions_stay_deleted_after_kill_9(state):
         channel.queue_unbind("kept", "kept", "kept")
         channel.queue_delete("gone")
         channel.exchange_delete("gone")
-        # Its namesake inherits nothing.
+        # A recreated queue inherits nothing.
         channel.queue_delete("kept")
         channel.queue_declare("kept", durable=True)
         channel.queue_bind("kept", "kept", "new")

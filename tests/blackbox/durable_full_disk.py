@@ -1,6 +1,6 @@
 """A disk that takes nothing any more, and one that cannot sync: nothing is confirmed that is not on it, publishers are told,
 consumers go on, nothing is lost, and it all goes on once the disk does. (A disk that is small, or that others fill, is the
-matter of durable_little_space.py.)"""
+matter of durable_low_disk_space.py.)"""
 
 import threading
 import time
@@ -18,7 +18,7 @@ from harness.metrics import metric, wait_until
 from harness.patience import PATIENCE
 
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
-# Two segments of the journal, and as much again that something else takes.
+# Two segments of the journal, and as much again for other files.
 DISK_MEBIBYTES = 280
 SEGMENT = 64 * MEBIBYTE
 TAKEN = 20
@@ -33,7 +33,7 @@ def no_sync(directory):
     return FailingDisk.that_cannot_sync(directory / "failing")
 
 
-# Each with the cause that is told of it.
+# Each with the cause that is reported.
 DISKS = [(no_room_for_writes, "full"), (no_sync, "error")]
 
 
@@ -41,7 +41,7 @@ DISKS = [(no_room_for_writes, "full"), (no_sync, "error")]
 def disk(request, tmp_path):
     disk = request.param(tmp_path)
     yield disk
-    # The server has been killed: nobody is in there.
+    # The server was killed, so the disk is not in use.
     disk.remove()
 
 
@@ -62,7 +62,7 @@ def start(tmp_path, disk, free_limit=0):
 
 
 class Publisher(threading.Thread):
-    """Publishes one numbered message after the other, each after the confirm of the one before."""
+    """Publishes numbered messages, each after the confirm of the previous one."""
 
     def __init__(self, server):
         super().__init__(daemon=True)
@@ -81,7 +81,7 @@ class Publisher(threading.Thread):
                 self.may_publish.wait()
                 channel.basic_publish("", "q", body_of(self.confirmed), PERSISTENT)
                 self.confirmed += 1
-                # pika tells what it has been told only when it is asked.
+                # pika runs its callbacks only when it is polled.
                 connection.process_data_events(0)
         except (pika.exceptions.AMQPError, OSError):
             pass
@@ -98,7 +98,7 @@ def number_of(body):
 
 
 def take(server, count=None):
-    """Numbers of the first messages, of all without a count; they are acknowledged."""
+    """Consumes and acknowledges the first `count` messages, or all; returns their numbers."""
     numbers = []
     connection = connect(server)
     channel = connection.channel()
@@ -129,7 +129,7 @@ def test_a_failing_disk_confirms_nothing_stops_no_consumer_and_loses_nothing(tmp
         publisher = Publisher(server)
         publisher.start()
         wait_until(lambda: publisher.confirmed > TAKEN)
-        # The segment that is written to now, and one put aside.
+        # The current segment, and a spare one.
         wait_until(lambda: len([file for file in journal.glob("*.segment") if file.stat().st_size >= SEGMENT]) >= 2)
         assert metric(server, f'leveret_store_failing{{cause="{cause}"}}') == 0
         assert readiness(server) == "ready\n"
@@ -143,7 +143,7 @@ def test_a_failing_disk_confirms_nothing_stops_no_consumer_and_loses_nothing(tmp
         failures = metric(server, "leveret_store_failures_total")
         assert take(server, TAKEN) == list(range(TAKEN))
         wait_until(lambda: metric(server, "leveret_store_failures_total") > failures + 2)
-        # The queue has one more than was confirmed: it waits for its place on the disk.
+        # The queue has one more message than was confirmed, which is not on disk yet.
         assert publisher.confirmed == confirmed
         channels = Management(server, server.http).get("channels")
         assert [each["messages_unconfirmed"] for each in channels if each["confirm"]] == [1]
@@ -197,7 +197,7 @@ def test_a_declaration_is_answered_only_when_the_disk_has_it(tmp_path, disk, cau
         server.kill()
 
 
-# What each is, and how it looks once it is there.
+# The paths and bodies of requests that create definitions.
 DEFINITIONS = {
     "users/new": {"password": "p", "tags": ""},
     "vhosts/new": {},
@@ -230,7 +230,7 @@ def test_definitions_over_http_are_answered_only_when_the_disk_has_them(tmp_path
 
 
 def test_a_file_of_definitions_that_cannot_grow_waits_for_room(tmp_path, small_disk):
-    """Unlike the switched disks, a full one still takes what replaces something else."""
+    """Unlike the simulated disks, a full one still accepts a file that replaces another."""
     with start(tmp_path, small_disk) as server:
         declared = []
         is_mended = threading.Event()
@@ -246,7 +246,7 @@ def test_a_file_of_definitions_that_cannot_grow_waits_for_room(tmp_path, small_d
         declaring.start()
 
         def fails_again_and_again():
-            # The journal gives back what it had put aside, some times: that is taken, too.
+            # The journal releases its spare segments a few times: fill that space, too.
             small_disk.fail()
             return metric(server, "leveret_store_failures_total") > 20
 
@@ -269,11 +269,11 @@ def test_publishers_are_blocked_before_the_disk_is_full(tmp_path, small_disk):
         publisher = Publisher(server)
         publisher.start()
         wait_until(lambda: publisher.confirmed > TAKEN)
-        # Room for what is under way. A quick publisher would fill it before the server looks again.
+        # Space for what is in flight. A fast publisher would fill it before the server's next sample.
         publisher.may_publish.clear()
 
         def is_low():
-            # Again: the server may give back what it was about to allocate.
+            # Again, because the server may release space that it had preallocated.
             disk.fail(leave=FREE_LIMIT // 2)
             return metric(server, 'leveret_alarm{kind="disk"}') == 1
 
@@ -281,7 +281,7 @@ def test_publishers_are_blocked_before_the_disk_is_full(tmp_path, small_disk):
         publisher.may_publish.set()
         wait_until(lambda: metric(server, "leveret_blocked_connections") == 1)
         confirmed = publisher.confirmed
-        # What is given back for that may let the publisher go on before the disk is mended.
+        # The released space may let the publisher continue before the disk is mended.
         assert take(server, TAKEN) == list(range(TAKEN))
         assert metric(server, "leveret_store_failures_total") == 0
         disk.mend()

@@ -1,5 +1,5 @@
-"""A broker that is started on a full disk: a new one ends, says why and leaves nothing that is in the way later; one that has
-messages starts, so that consumers can make room."""
+"""A broker that starts on a full disk: a new one exits with an error and leaves no files that would block a later start; one
+with messages starts, so that consumers can free space."""
 
 import pika
 import pytest
@@ -10,7 +10,7 @@ from harness.instances import leveret
 from harness.leveret import run
 
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
-# Nothing; a part of the first file; all of that file, but nothing behind it.
+# The bytes that the first start can write: none; a part of the first file; that file, but nothing after it.
 LEFT = [0, 8 << 10, 1 * MEBIBYTE]
 MESSAGES = 60
 

@@ -15,7 +15,7 @@ from harness.instances import leveret
 from harness.patience import PATIENCE
 
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
-# What a client confirms or acknowledges before the broker is killed under it.
+# Messages that a client publishes or acknowledges before the broker is killed.
 ENOUGH = 300
 # So that a machine that is busy does not fail a test.
 
@@ -27,7 +27,7 @@ def declare(server, *queues, **arguments):
 
 
 def drain(server, queue):
-    """All that is there: body, redelivered flag and properties of each message, in order."""
+    """All messages of a queue in order: body, redelivered flag and properties."""
     found = []
     with connect(server) as connection:
         channel = connection.channel()
@@ -42,7 +42,7 @@ def body_of(number):
 
 
 def numbers_in(found):
-    """The numbers of messages, whose bodies must be whole."""
+    """The numbers of messages; asserts that their bodies are complete."""
     numbers = [int(body.split(b":")[0]) for body, _, _ in found]
     for number, (body, _, properties) in zip(numbers, found):
         assert body == body_of(number)
@@ -61,7 +61,7 @@ def state(tmp_path):
 
 
 class Synchronous(threading.Thread):
-    """Publishes one message after the other, each after the confirm of the one before, until the connection breaks."""
+    """Publishes messages one at a time, each after the confirm of the previous one, until the connection is lost."""
 
     def __init__(self, server, queue):
         super().__init__()
@@ -96,7 +96,7 @@ def test_messages_confirmed_to_a_synchronous_publisher_survive_kill_9(state):
     with state() as server:
         for publisher in publishers:
             numbers = numbers_in(drain(server, publisher.queue))
-            # The one on its way may be there or not; all before it are, once and in order.
+            # The one in flight may be there or not; all earlier ones are, once and in order.
             assert numbers == list(range(len(numbers)))
             assert len(publisher.confirmed) <= len(numbers) <= len(publisher.confirmed) + 1
         server.stop()
@@ -143,7 +143,7 @@ def test_after_kill_9_acked_messages_are_gone_and_unacked_redelivered(state):
             if len(taken) > ENOUGH:
                 break
             channel.basic_ack(method.delivery_tag)
-        # A confirm that comes later than the acks were taken says that they are on disk, too.
+        # Once this later message is confirmed, the acks before it are on disk, too.
         channel.basic_publish("", "q", b"%d" % count, PERSISTENT)
         other = connection.channel()
         other.confirm_delivery()
@@ -151,7 +151,7 @@ def test_after_kill_9_acked_messages_are_gone_and_unacked_redelivered(state):
         server.kill()
     with state() as server:
         found = drain(server, "q")
-        # The last one was taken out of pika's own buffer, and not acked.
+        # pika had taken the last one from its own buffer, but not acknowledged it.
         assert [int(body) for body, _, _ in found] == list(range(ENOUGH, count + 2))
         redelivered = [int(body) for body, redelivered, _ in found if redelivered]
         assert redelivered == list(range(ENOUGH, ENOUGH + prefetch))
@@ -207,7 +207,7 @@ def test_messages_come_back_into_all_their_queues_and_only_persistent_ones(state
 
 
 def test_confirms_go_on_across_many_crashes(state):
-    """Each life takes in some, gives out some, and is killed."""
+    """Each run publishes and consumes some messages, and is killed."""
     published, expected = 0, set()
     for life in range(4):
         with state() as server:
@@ -239,7 +239,7 @@ def test_a_drain_waits_for_confirms_and_a_clean_stop_loses_nothing(state):
         channel = connect(server).channel()
         for number in range(1000):
             channel.basic_publish("", "q", b"%d" % number, PERSISTENT)
-        # Without a confirm: what came before the answer has been taken.
+        # Without confirms: everything before the answer was received.
         assert channel.queue_declare("q", passive=True).method.message_count == 1000
         server.stop()
     with state() as server:

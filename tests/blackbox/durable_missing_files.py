@@ -1,5 +1,5 @@
-"""A segment of the data directory that is gone is missed by name, at the start and by `leveret ctl store check`; `leveret ctl store
-repair` gives up the messages that were in it, and no others."""
+"""The start and `leveret ctl store check` report a missing segment by name; `leveret ctl store repair` drops the messages in
+it, and no others."""
 
 import re
 
@@ -12,7 +12,7 @@ from harness.leveret import run
 from harness.metrics import metric, wait_until
 
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
-# Of 64 MiB each, before the first is retired, and its messages move to segments of their queue.
+# 64 MiB each; beyond this the oldest is retired, and its messages move to segments of their queue.
 JOURNAL_SEGMENTS = 4
 BODY, MESSAGES = 1024 * 1024, 340
 PLACES = {"first": 0, "middle": 1, "last": -1}
@@ -29,7 +29,7 @@ def number_of(body):
 
 
 def segments_of(data):
-    """The paths of the journal's segments that have records, without those to be overwritten next, and of the queue's."""
+    """The paths of the queue's segments, and of the journal's segments with records (without spare ones)."""
     count = int(re.search(r"^journal: .* (\d+) segments$", check(data)[1], re.MULTILINE)[1])
     journal = sorted(data.glob("journal/*.segment"))[:count]
     return {"journal": journal, "queue": sorted(data.glob("queues/*/*.segment"))}
@@ -91,7 +91,7 @@ def test_a_repair_drops_only_the_messages_of_the_missing_segments(tmp_path, data
         found = []
         while (got := channel.basic_get("q", auto_ack=True))[0] is not None:
             found.append(number_of(got[2]))
-    # Messages may be in the journal as well.
+    # Some of the messages may also be in the journal.
     assert set(found) >= set(range(MESSAGES)) - lost
     assert found == sorted(set(found))
 

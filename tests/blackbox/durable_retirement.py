@@ -1,4 +1,4 @@
-"""Killed under load while the journal's segments are retired: what was confirmed is there, what was acked stays away (B3)."""
+"""Killed under load while journal segments are retired: confirmed messages survive, acknowledged ones do not come back (B3)."""
 
 import threading
 
@@ -11,7 +11,7 @@ from harness.patience import PATIENCE
 
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
 QUEUES = ("a", "b", "c")
-# The journal has four segments of 64 MiB before the first is retired: these get there soon.
+# Large enough to fill the journal's four segments of 64 MiB quickly, after which the first is retired.
 BODY = 512 * 1024
 LIVES = 2
 
@@ -27,7 +27,7 @@ def number_of(body):
 
 
 class Client(threading.Thread):
-    """Does the same thing over and over until its connection breaks."""
+    """Repeats an operation until its connection is lost."""
 
     def __init__(self, server, queue):
         super().__init__(daemon=True)
@@ -54,7 +54,7 @@ class Publisher(Client):
 
 
 class Consumer(Client):
-    """Acknowledges, and knows that this is on disk when a confirm has come that was asked for later."""
+    """Acknowledges; an ack is on disk once a later publish is confirmed."""
 
     def __init__(self, server, queue):
         super().__init__(server, queue)
@@ -66,13 +66,13 @@ class Consumer(Client):
             return
         channel.basic_ack(method.delivery_tag)
         self.acked.add(number_of(body))
-        # On the same channel, so that the ack has been taken.
+        # On the same channel, so that the ack was processed before.
         channel.basic_publish("", "markers", b"", PERSISTENT)
         self.sure = set(self.acked)
 
 
 def has_retired(directory):
-    """Whether the journal has more than it may have, and the oldest of it has moved."""
+    """Whether the journal has reached its maximum, and its oldest segment has been retired."""
     moved = any((directory / "queues").glob("*/*.segment"))
     numbers = [int(file.stem, 16) for file in (directory / "journal").glob("*.segment")]
     return moved and max(numbers) - 4 > min(numbers) > 1
@@ -108,14 +108,14 @@ def test_nothing_confirmed_is_lost_while_segments_retire(tmp_path):
                 assert confirmed - acked[publisher.queue] <= set(found), f"{told}: confirmed and lost"
                 assert not sure[publisher.queue] & set(found), f"{told}: acked and back"
                 assert set(found) - confirmed <= {publisher.next}, f"{told}: never published"
-                # The one that was under way when the server died may be there.
+                # The one in flight when the server was killed may be there.
                 first[publisher.queue] = max(publisher.next, *(number + 1 for number in found or [0]))
                 acked[publisher.queue] |= set(range(first[publisher.queue])) - set(found)
             server.kill()
 
 
 def peek(server, queue):
-    """Numbers of all messages, in order. They stay: nothing is acknowledged."""
+    """The numbers of all messages in order, without acknowledging them."""
     connection = connect(server)
     channel = connection.channel()
     numbers = []

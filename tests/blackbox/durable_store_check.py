@@ -1,5 +1,5 @@
-"""A damaged data directory is refused with the place, `leveret ctl store` tells the same while the broker is stopped, and there is
-a way to go on that costs what is damaged and nothing else."""
+"""A damaged data directory prevents the start, with the position of the damage; `leveret ctl store` reports the same while
+the broker is stopped, and can repair it at the cost of the damaged data alone."""
 
 
 import pika
@@ -19,7 +19,7 @@ def body_of(number):
 
 
 def flip(path, data):
-    """Changes one byte of what begins with these; returns where they begin."""
+    """Flips a bit in the middle of the first occurrence of `data`; returns its position."""
     content = bytearray(path.read_bytes())
     at = content.find(data)
     assert at >= 0
@@ -35,7 +35,7 @@ def segment_with(directory, data):
 
 @pytest.fixture
 def killed(tmp_path):
-    """A data directory that a broker has left without a goodbye."""
+    """The data directory of a killed broker."""
     directory = tmp_path / "data"
     with leveret(tmp_path / "first", "--data-dir", str(directory)) as server:
         channel = connect(server).channel()
@@ -85,7 +85,7 @@ def test_a_torn_tail_is_reported_and_truncated(tmp_path, killed):
     flip(path, last)
     code, output = check(killed)
     assert code == 0 and f"journal/{path.name}: torn at byte" in output, output
-    # It was confirmed, and a disk that had kept its word would have it: from a torn end this cannot be told.
+    # This message was confirmed, and a disk that honours syncs would have it; it cannot be distinguished from a torn write.
     assert messages(tmp_path, killed) == [body_of(number) for number in range(MESSAGES - 1)]
 
 
@@ -120,7 +120,7 @@ def test_damaged_definitions_are_refused_and_the_file_is_kept(tmp_path, killed):
 
 
 def is_as_new(tmp_path, directory):
-    """Nobody inherits the messages of queues whose definitions are lost."""
+    """The messages of queues whose definitions are lost do not reappear."""
     for _ in range(2):
         with leveret(tmp_path / "new", "--data-dir", str(directory)) as server:
             declared = connect(server).channel().queue_declare("q", durable=True)

@@ -1,5 +1,5 @@
-"""A file system that cannot preallocate (ext3, NFS before 4.2, some of FUSE) stores messages as any other. It only has no reserve for
-a full disk, and the log says so."""
+"""A file system that cannot preallocate (ext3, NFS before 4.2, some FUSE file systems) stores messages like any other, but
+without a reserve for a full disk; the log says so."""
 
 import pika
 

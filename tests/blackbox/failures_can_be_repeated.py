@@ -1,5 +1,5 @@
-"""A test that fails says what its servers said last and which command runs it alone; one that hangs fails where it hangs. Shown by
-tests that fail on purpose, run apart."""
+"""A failed test's report has the last output of its servers and the command that reruns it; a test that hangs fails where it
+hangs. Shown by tests that fail on purpose, run separately."""
 
 import re
 import shlex
@@ -12,11 +12,11 @@ import pytest
 from harness.leveret import ROOT
 from harness.patience import PATIENCE, TEST_SECONDS
 
-# The others of this environment take seconds to load.
+# Other installed plugins take seconds to load.
 PLUGINS = "-p pytest_timeout -p xdist.plugin -p no:cacheprovider"
 CONFTEST = 'pytest_plugins = ["harness.failures"]\n'
 SETTINGS = f"[pytest]\npythonpath = {ROOT / 'tests'}\npython_files = *.py\naddopts = {PLUGINS} --tb=short\n"
-# It starts a server, or what stands for one, that says which number it has been given.
+# Starts a server, or a stand-in for one, that logs the number it was given.
 BEGINNING = '''
 import signal
 import pytest
@@ -52,7 +52,7 @@ def broken(tmp_path):
 def test_failing(broken):
     pass
 '''
-# The clock of the bound is set to what is left of it when its time is nearly over.
+# When most of the timeout is over, its clock is set to the remaining time.
 HANGING = '''
 def test_failing(tmp_path):
     child = server(tmp_path, 7)
@@ -66,7 +66,7 @@ def test_failing(tmp_path):
 def test_the_servers_last_lines_and_the_command(tmp_path, test, workers):
     output = run(tmp_path, test, workers)
     assert "ready as 42" in output
-    # A server that others started and that has said nothing meanwhile is not to blame.
+    # A server of an earlier test that logged nothing meanwhile is not reported.
     assert "ready as 12" not in output
     assert "to run it alone" in output
 
@@ -78,18 +78,18 @@ def test_a_hang_is_found_where_it_is(tmp_path):
 
 
 def test_the_command_runs_that_very_test(tmp_path):
-    """Through a shell, make and the shell that make starts, whatever the name of the test is made of."""
+    """Through a shell, make and the shell that make starts, with any characters in the test's name."""
     output = run(tmp_path, FAILING)
     command = re.search(r"^(.*make scenarios ARGS=.*)$", output, re.MULTILINE).group(1)
     (tmp_path / "Makefile").write_text("scenarios:\n\t@printf '%s' $(ARGS)\n")
-    # Not that of a make around the tests: this one would say what it enters.
+    # Without the flags of an outer make, whose "Entering directory" would appear in the output.
     given = subprocess.check_output(["sh", "-c", command], cwd=tmp_path, env=ENVIRONMENT, text=True)
     assert given == "test_it.py::test_failing[it's $1 & \"2\"]"
     assert [word for word in shlex.split(command) if word.startswith("LEVERET_PATIENCE=")] == [f"LEVERET_PATIENCE={PATIENCE}"]
 
 
 def run(directory: Path, test, workers=()):
-    """What pytest prints of a test that fails, in a directory of its own."""
+    """pytest's output for a failing test, in its own directory."""
     (directory / "conftest.py").write_text(CONFTEST)
     (directory / "pytest.ini").write_text(SETTINGS)
     (directory / "test_it.py").write_text(BEGINNING + test)

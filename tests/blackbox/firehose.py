@@ -1,5 +1,5 @@
-"""The firehose: what clients publish in a virtual host that is traced, and what they are given, is told as RabbitMQ tells it:
-routing keys, headers with their types and order, properties and bodies. Once it is switched off nothing is."""
+"""The firehose: published and delivered messages of a traced virtual host are reported as RabbitMQ reports them: routing
+keys, headers with types and order, properties and bodies. Nothing is reported once tracing is off."""
 
 import contextlib
 import itertools
@@ -36,12 +36,12 @@ EVERYTHING = {
     "app_id": "a",
     "cluster_id": "u",
 }
-# The body with which a tap marks the end of what has been told.
+# The body of the message that marks the end of a trace.
 END = b"the end"
 
 
 class Site:
-    """A server with every protocol that publishes."""
+    """A server with every protocol that publishes messages."""
 
     def __init__(self, kind, directory):
         self.kind = kind
@@ -69,7 +69,7 @@ class Site:
 
     @contextlib.contextmanager
     def channel(self):
-        """A channel with confirms, for the length of a `with`."""
+        """An AMQP channel in confirm mode, for the length of a `with`."""
         with self.connect() as connection:
             channel = connection.channel()
             channel.confirm_delivery()
@@ -80,8 +80,8 @@ class Site:
 
     @contextlib.contextmanager
     def tapped(self, key="#"):
-        """Traces everything for the length of a `with`; what is yielded waits for as many messages as must be told, and returns all
-        that are told of what was done on these channels."""
+        """Traces everything for the length of a `with`; yields a function that waits for a number of trace messages and
+        returns all that belong to these channels."""
         with self.connect() as connection:
             channel = connection.channel()
             queue = channel.queue_declare("", exclusive=True).method.queue
@@ -94,19 +94,19 @@ class Site:
 
 
 def everything(tap, queue, count, channels):
-    """So many messages, and all others that are told of what was done on these channels."""
+    """Waits for this many trace messages; returns all that belong to these channels."""
     messages = until_the_end(tap, queue)
-    told = list(itertools.islice(messages, count))
-    # RabbitMQ tells of a delivery after it, but before the channel answers anything else.
+    traced = list(itertools.islice(messages, count))
+    # RabbitMQ reports a delivery after it was sent, but before the channel answers the next request.
     for channel in channels:
         channel.exchange_declare("amq.direct", "direct", passive=True)
     tap.basic_publish("", queue, END)
-    return told + list(messages)
+    return traced + list(messages)
 
 
 def until_the_end(tap, queue):
-    """What comes, as tuples of routing key, exchange, redelivered, properties and body. The end is published to the queue itself,
-    and is told of as well."""
+    """The trace messages as tuples of routing key, exchange, redelivered, properties and body, up to the end marker. The
+    marker is published to the queue itself, and is traced as well."""
     keys = []
     for method, properties, body in tap.consume(queue, auto_ack=True, inactivity_timeout=PATIENCE):
         assert method is not None, f"nothing comes after {keys}"
@@ -127,12 +127,13 @@ def sites(tmp_path_factory):
         yield sites
 
 
-def plain(told, without=("node", "connection")):
-    """What was told but for the names of servers and connections: the headers as a list, whose order and types count."""
-    routing_key, exchange, redelivered, properties, body = told
+def plain(traced, without=("node", "connection")):
+    """A trace message without the names of servers and connections; the headers are a list, because their order and types
+    matter."""
+    routing_key, exchange, redelivered, properties, body = traced
     headers = [(key, value) for key, value in properties.headers.items() if key not in without]
     others = {key: value for key, value in vars(properties).items() if key != "headers" and value is not None}
-    # Numbers of 64 bits have a type of pika's own, which shows.
+    # pika's type for 64-bit integers shows in the text.
     return routing_key, exchange, redelivered, others, repr(headers), body
 
 
@@ -148,7 +149,7 @@ def bound(channel, *queues, exchange="amq.direct", key="k"):
 
 
 def got(channel, queue, **options):
-    """The next message of a queue, which may still be on its way there."""
+    """The queue's next message, waiting for it."""
     deadline = time.monotonic() + PATIENCE
     while (found := channel.basic_get(queue, **options))[0] is None:
         assert time.monotonic() < deadline, f"nothing in {queue}"
@@ -188,7 +189,7 @@ def unroutable(_, channel):
 
 
 def the_default_exchange(_, channel):
-    """Its keys are told as queues, whether there are such queues or not, each once and in order."""
+    """Its routing keys are reported as queues, existing or not, each once and in order."""
     channel.queue_declare("a")
     publish(channel, "", "nowhere", mandatory=True)
     publish(channel, "", "a", headers={"CC": ["z", "b", "a"], "BCC": ["c"]})
@@ -216,7 +217,7 @@ def redelivered(_, channel):
 
 
 def consumed(_, channel):
-    """By a channel of another number."""
+    """Consumes on a channel with another number."""
     other = channel.connection.channel()
     channel.queue_declare("a")
     for body in (b"1", b"2", b"3"):
@@ -231,7 +232,7 @@ def consumed(_, channel):
 
 
 def quorum_queues(_, channel):
-    """Which tell how often they have delivered."""
+    """Their deliveries have the header x-delivery-count."""
     channel.queue_declare("quorum", durable=True, arguments={"x-queue-type": "quorum"})
     publish(channel, "", "quorum")
     channel.basic_reject(got(channel, "quorum")[0].delivery_tag, requeue=True)
@@ -241,7 +242,7 @@ def quorum_queues(_, channel):
 
 
 def transactions(_, channel):
-    """When they are published, whatever becomes of them."""
+    """Traced when they are published, even if the transaction is rolled back."""
     transacted = channel.connection.channel()
     transacted.tx_select()
     bound(channel, "a")
@@ -254,7 +255,7 @@ def transactions(_, channel):
 
 
 def dead_letters(_, channel):
-    """Not that they are published, but that they are delivered."""
+    """Dead-lettering is not reported as a publish; the delivery of dead letters is reported."""
     channel.queue_declare("a")
     channel.queue_declare("dies", arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "a", "x-expires": 60_000})
     publish(channel, "", "dies")
@@ -264,7 +265,7 @@ def dead_letters(_, channel):
 
 
 def replies(_, channel):
-    """The request and the reply, but not that the reply is delivered: no queue does so."""
+    """The request and the reply are reported, but not the delivery of the reply, which involves no queue."""
     asking = channel.connection.channel()
     heard = []
     asking.basic_consume("amq.rabbitmq.reply-to", lambda *delivery: heard.append(delivery), auto_ack=True)
@@ -313,7 +314,7 @@ SCENARIOS = [
     every_property, no_property, large_bodies, unroutable, the_default_exchange, an_alternate_exchange_and_others_behind,
     redelivered, consumed, quorum_queues, transactions, dead_letters, replies, the_http_api, mqtt, stomp,
 ]  # fmt: skip
-# RabbitMQ's adapter of MQTT has a channel for each quality of service, and its numbers are of no use to anybody.
+# RabbitMQ's MQTT adapter has a channel for each QoS, with arbitrary numbers.
 LEFT_OUT = {mqtt: {"channel"}}
 
 
@@ -321,42 +322,42 @@ LEFT_OUT = {mqtt: {"channel"}}
 def test_traced_messages_match_those_of_rabbitmq(sites, scenario):
     both = []
     for site in sites:
-        with site.channel() as channel, site.tapped() as told:
+        with site.channel() as channel, site.tapped() as traced:
             expected = scenario(site, channel)
-            all_told = told(sum(expected.values()), channel)
+            all_traced = traced(sum(expected.values()), channel)
             for queue in ("a", "b", "dies"):
                 channel.queue_delete(queue)
-        counts = {key: [each[0] for each in all_told].count(key) for key in expected}
-        assert (counts, len(all_told)) == (expected, sum(expected.values())), site.kind
-        both.append([comparable(each, LEFT_OUT.get(scenario, set())) for each in all_told])
-    # What is told by two channels may come in either order.
+        counts = {key: [each[0] for each in all_traced].count(key) for key in expected}
+        assert (counts, len(all_traced)) == (expected, sum(expected.values())), site.kind
+        both.append([comparable(each, LEFT_OUT.get(scenario, set())) for each in all_traced])
+    # The order of trace messages from different channels may vary.
     assert sorted(both[0]) == sorted(both[1])
 
 
-def comparable(told, without):
-    """But for what is as it happens: names of servers and connections, made-up names, and the time of a death."""
-    properties = told[3].headers["properties"]
+def comparable(traced, without):
+    """Without what varies: names of servers and connections, generated names, and the time of a death."""
+    properties = traced[3].headers["properties"]
     if str(properties.get("reply_to", "")).startswith("amq.rabbitmq.reply-to."):
         properties["reply_to"] = "token"
-    keys = told[3].headers["routing_keys"]
-    told[3].headers["routing_keys"] = [key if not key.startswith("amq.rabbitmq.reply-to.") else "token" for key in keys]
+    keys = traced[3].headers["routing_keys"]
+    traced[3].headers["routing_keys"] = [key if not key.startswith("amq.rabbitmq.reply-to.") else "token" for key in keys]
     headers = properties.get("headers", {})
-    # RabbitMQ's adapter passes on what STOMP says of its own frame.
+    # RabbitMQ's STOMP adapter forwards the frame's own header.
     headers.pop("content-length", None)
     for death in headers.get("x-death", []):
         del death["time"]
-    return repr(plain(told, {"node", "connection"} | without))
+    return repr(plain(traced, {"node", "connection"} | without))
 
 
 def test_a_publish_is_traced_before_the_delivery_of_its_message(sites):
-    """So whoever reads the firehose hears of a message first that it was published."""
+    """A reader of the firehose sees a message's publish before its delivery."""
     for site in sites:
-        with site.channel() as channel, site.tapped() as told:
+        with site.channel() as channel, site.tapped() as traced:
             channel.queue_declare("a", exclusive=True)
             for number in range(100):
                 publish(channel, "", "a", str(number).encode())
                 channel.basic_get("a", auto_ack=True)
-            kinds = [(each[0], each[4]) for each in told(200, channel)]
+            kinds = [(each[0], each[4]) for each in traced(200, channel)]
         bodies = [str(number).encode() for number in range(100)]
         assert [body for key, body in kinds if key == "publish."] == bodies, site.kind
         assert all(kinds.index(("publish.", body)) < kinds.index(("deliver.a", body)) for body in bodies), site.kind
@@ -364,18 +365,18 @@ def test_a_publish_is_traced_before_the_delivery_of_its_message(sites):
 
 def test_the_connection_is_named_as_operators_see_it(sites):
     for site in sites:
-        with site.channel() as channel, site.tapped() as told:
+        with site.channel() as channel, site.tapped() as traced:
             publish(channel, "amq.direct", "k")
-            headers = told(1, channel)[0][3].headers
-            # RabbitMQ lists a connection some time after it has come.
+            headers = traced(1, channel)[0][3].headers
+            # RabbitMQ lists a connection some time after it was opened.
             site.api.eventually("connections", lambda all: headers["connection"] in {each.get("name") for each in all})
         assert headers["node"] == site.api.get("overview")["node"], site.kind
 
 
 def test_messages_from_the_trace_exchange_are_not_traced_again(sites):
-    """Neither by the exchange nor through another one that is bound to it."""
+    """Neither those published to the trace exchange itself, nor those routed through an exchange bound to it."""
     for site in sites:
-        with site.channel() as channel, site.tapped() as told:
+        with site.channel() as channel, site.tapped() as traced:
             channel.exchange_declare("behind", "fanout", auto_delete=True)
             channel.exchange_bind("behind", TRACE, "publish.#")
             queue = channel.queue_declare("", exclusive=True).method.queue
@@ -383,38 +384,38 @@ def test_messages_from_the_trace_exchange_are_not_traced_again(sites):
             publish(channel, "amq.direct", "k", b"once")
             method, _, body = got(channel, queue, auto_ack=True)
             assert (method.exchange, method.routing_key, body) == (TRACE, "publish.amq.direct", b"once")
-            assert [each[0] for each in told(1, channel)] == ["publish.amq.direct"], site.kind
+            assert [each[0] for each in traced(1, channel)] == ["publish.amq.direct"], site.kind
 
 
 def test_binding_keys_select_the_traced_messages(sites):
     for site in sites:
-        with site.channel() as channel, site.tapped("deliver.a") as told:
+        with site.channel() as channel, site.tapped("deliver.a") as traced:
             bound(channel, "a", "b")
             publish(channel, "amq.direct", "k")
             for queue in ("a", "b"):
                 got(channel, queue, auto_ack=True)
-            assert [each[0] for each in told(1, channel)] == ["deliver.a"], site.kind
+            assert [each[0] for each in traced(1, channel)] == ["deliver.a"], site.kind
             for queue in ("a", "b"):
                 channel.queue_delete(queue)
 
 
 def test_messages_are_traced_only_while_tracing_is_on(sites):
-    """By channels that were open before and are after."""
+    """Also for channels that were open before."""
     for site in sites:
         with site.channel() as channel:
             channel.queue_declare("a", exclusive=True)
             publish(channel, "", "a", b"before")
-            with site.tapped() as told:
+            with site.tapped() as traced:
                 publish(channel, "", "a", b"while")
                 assert got(channel, "a", auto_ack=True)[2] == b"before"
-                all_told = [(each[0], each[4]) for each in told(2, channel)]
-                assert all_told == [("publish.", b"while"), ("deliver.a", b"before")], site.kind
+                all_traced = [(each[0], each[4]) for each in traced(2, channel)]
+                assert all_traced == [("publish.", b"while"), ("deliver.a", b"before")], site.kind
                 site.switch(False)
                 publish(channel, "", "a", b"after")
                 assert got(channel, "a", auto_ack=True)[2] == b"while"
                 site.switch(True)
                 publish(channel, "", "a", b"again")
-                assert [(each[0], each[4]) for each in told(1, channel)] == [("publish.", b"again")], site.kind
+                assert [(each[0], each[4]) for each in traced(1, channel)] == [("publish.", b"again")], site.kind
 
 
 def test_its_exchange_can_be_bound_and_not_published_to(sites):
@@ -482,10 +483,10 @@ def test_it_is_switched_and_shown_over_http(sites):
         assert site.api.status("PUT", "vhosts/switched", {"tracing": True}) == 201
         assert site.api.get("vhosts/switched")["tracing"] is True
         for body, tracing in ANSWERS:
-            status, _, told = site.api.ask("PUT", "vhosts/switched", body)
+            status, _, answer = site.api.ask("PUT", "vhosts/switched", body)
             shown = site.api.get("vhosts/switched")
             assert shown["tracing"] is tracing, (site.kind, body)
-            answers.append((status, told, shown["description"], shown["tags"]))
+            answers.append((status, answer, shown["description"], shown["tags"]))
         listed = {each["name"]: each["tracing"] for each in site.api.get("vhosts")}
         assert listed == {"/": False, "switched": False}, site.kind
         assert all("tracing" not in vhost for vhost in site.api.get("definitions")["vhosts"]), site.kind
@@ -498,7 +499,7 @@ def test_it_is_switched_and_shown_over_http(sites):
 
 
 def test_ctl_switches_it_as_rabbitmqctl_does(sites):
-    """At a RabbitMQ, too; the rest of the virtual host stays as it is."""
+    """Also on RabbitMQ; the virtual host's other metadata is unchanged."""
     for site in sites:
         assert site.api.status("PUT", "vhosts/ctl", {"description": "d", "tags": "a,b"}) == 201
         assert site.ctl("trace_on", "-p", "ctl") == "tracing enabled in virtual host 'ctl'\n"
@@ -517,7 +518,7 @@ def test_ctl_switches_it_as_rabbitmqctl_does(sites):
 
 @pytest.mark.parametrize("how", ["http", "definitions"])
 def test_a_restart_switches_it_off(tmp_path, how):
-    """As RabbitMQ forgets it: whatever has switched it on."""
+    """As in RabbitMQ, however it was enabled."""
     server = Leveret(tmp_path)
     api = Management(server, server.http)
     if how == "http":
@@ -532,7 +533,7 @@ def test_a_restart_switches_it_off(tmp_path, how):
 
 
 def test_a_new_virtual_host_of_the_name_is_not_traced(sites):
-    """Where RabbitMQ still traces it."""
+    """In RabbitMQ it would still be traced."""
     site = sites[0]
     assert site.api.status("PUT", "vhosts/again", {"tracing": True}) == 201
     assert site.api.status("DELETE", "vhosts/again") == 204
@@ -551,24 +552,25 @@ def test_in_front_of_an_upstream_there_is_nothing_to_trace(tmp_path, sites):
 
 
 def test_names_that_leave_no_room_in_the_routing_key_are_cut(sites):
-    """Where RabbitMQ ends the connection that publishes."""
+    """RabbitMQ closes the publisher's connection instead."""
     site, name = sites[0], "n" * 255
-    with site.channel() as channel, site.tapped() as told:
+    with site.channel() as channel, site.tapped() as traced:
         channel.exchange_declare(name, "fanout", auto_delete=True)
         channel.queue_declare(name, exclusive=True)
         channel.queue_bind(name, name)
         publish(channel, name, "k")
         got(channel, name, auto_ack=True)
-        all_told = told(2, channel)
-    assert [each[0] for each in all_told] == [f"publish.{name}"[:255], f"deliver.{name}"[:255]]
-    assert all_told[0][3].headers["exchange_name"] == name and all_told[0][3].headers["routed_queues"] == [name]
+        all_traced = traced(2, channel)
+    assert [each[0] for each in all_traced] == [f"publish.{name}"[:255], f"deliver.{name}"[:255]]
+    assert all_traced[0][3].headers["exchange_name"] == name and all_traced[0][3].headers["routed_queues"] == [name]
 
 
 def test_every_message_under_load_is_traced_once(sites):
-    """By several publishers and consumers at once: each message once for each, though the firehose's queue gets all of it."""
+    """With several publishers and consumers at once: each publish and each delivery is reported once, although the
+    firehose's queue receives all of them."""
     site, count, publishers = sites[0], 5_000, 3
     with contextlib.ExitStack() as stack:
-        told = stack.enter_context(site.tapped())
+        traced = stack.enter_context(site.tapped())
         connections = [stack.enter_context(site.connect()) for _ in range(publishers)]
         consumer = stack.enter_context(site.connect()).channel()
         consumer.queue_declare("a", exclusive=False, auto_delete=True)
@@ -579,24 +581,24 @@ def test_every_message_under_load_is_traced_once(sites):
                 channel.basic_publish("", "a", f"{at} {number}".encode())
         for connection in connections:
             connection.process_data_events(0)
-        told_by_key = {"publish.": [], "deliver.a": []}
+        traced_by_key = {"publish.": [], "deliver.a": []}
         deadline, is_over = time.monotonic() + PATIENCE, False
         while not is_over:
-            assert time.monotonic() < deadline, {key: len(bodies) for key, bodies in told_by_key.items()}
+            assert time.monotonic() < deadline, {key: len(bodies) for key, bodies in traced_by_key.items()}
             consumer.connection.process_data_events(0.05)
-            # Once all of it is told, nothing more comes of these channels.
-            is_over = len(told_by_key["deliver.a"]) >= count * publishers
-            for each in told(0, *([consumer, *channels] if is_over else [])):
-                told_by_key[each[0]].append(each[4])
+            # Once everything has been reported, nothing else comes from these channels.
+            is_over = len(traced_by_key["deliver.a"]) >= count * publishers
+            for each in traced(0, *([consumer, *channels] if is_over else [])):
+                traced_by_key[each[0]].append(each[4])
     expected = sorted(f"{at} {number}".encode() for at in range(publishers) for number in range(count))
-    assert {key: sorted(bodies) == expected for key, bodies in told_by_key.items()} == {"publish.": True, "deliver.a": True}
+    assert {key: sorted(bodies) == expected for key, bodies in traced_by_key.items()} == {"publish.": True, "deliver.a": True}
     for at in range(publishers):
-        of_one = [body for body in told_by_key["deliver.a"] if body.startswith(f"{at} ".encode())]
+        of_one = [body for body in traced_by_key["deliver.a"] if body.startswith(f"{at} ".encode())]
         assert of_one == [f"{at} {number}".encode() for number in range(count)], "in order"
 
 
 def test_subscribers_of_every_protocol_get_every_message_of_a_traced_load(sites):
-    """Which the firehose's queue gets as well, in whatever turns."""
+    """The firehose's queue receives them as well, in any order."""
     site, count = sites[0], 4_000
     bodies = [str(number).encode() for number in range(count)]
     with site.channel() as channel:
@@ -622,7 +624,7 @@ def test_subscribers_of_every_protocol_get_every_message_of_a_traced_load(sites)
 
 
 def test_a_firehose_that_nobody_reads_goes_to_disk(tmp_path):
-    """And holds up those whose messages it is about, rather than fill the memory."""
+    """The firehose pages out and slows its publishers down rather than fill the memory."""
     count, size, watermark = 10_000, 8_000, 4 << 20
     server = Leveret(tmp_path, "--memory-paging-watermark", str(watermark))
     api = Management(server, server.http)
@@ -639,10 +641,10 @@ def test_a_firehose_that_nobody_reads_goes_to_disk(tmp_path):
             if number % 500 == 0:
                 connection.process_data_events(0)
                 most = max(most, metric(server, "leveret_broker_resident_bytes"))
-        # A delivery may be told of before the client has read it.
+        # A delivery may be reported before the client has read it.
         wait_until(lambda: connection.process_data_events(0.1) or len(received) == count)
         wait_until(lambda: length(channel, "hears") == 2 * count)
-        # What the paging lags behind at most, and what is under way.
+        # The maximum backlog of paging, and messages in flight.
         assert most < watermark + (48 << 20), most
         assert metric(server, "leveret_broker_paged_bytes") > count * size
     server.stop()

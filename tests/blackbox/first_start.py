@@ -1,4 +1,4 @@
-"""A new broker has the first user that its operator names, and definitions are loaded when they are meant to be."""
+"""A new broker creates the first user that its operator configures, and loads definitions when `definitions_if` says so."""
 
 import json
 
@@ -31,7 +31,7 @@ def test_the_first_user_is_the_one_that_variables_name(tmp_path, prefix, passwor
         assert may_log_in(server, "ann", SECRET, "shop") and not may_log_in(server, "guest", "guest")
         assert Management(server, server.http).get("vhosts", user=f"ann:{SECRET}")[0]["name"] == "shop"
         server.child.wait_line('created administrator and virtual host.*user="ann" vhost="shop"')
-        # It is in no setting that is shown, in no log and in no command line.
+        # The password is not in any setting, log or command line.
         assert SECRET not in json.dumps(Ctl(server.http, "ann", SECRET).json("environment"))
         server.stop()
         assert SECRET not in server.child.output()
@@ -123,7 +123,7 @@ def test_definitions_and_a_first_user_go_together(tmp_path):
     with leveret(tmp_path / "first", *data, "--definitions", str(file)) as server:
         server.child.wait_line("WARN.*nobody can log in: no user has both a password and permissions")
         server.stop()
-    # As the warning says, a first user helps, later as well.
+    # As the warning says, a first user helps, also on a later start.
     with leveret(tmp_path / "second", *data, env=env) as server:
         assert may_log_in(server, "ann", SECRET)
         server.stop()
@@ -132,7 +132,7 @@ def test_definitions_and_a_first_user_go_together(tmp_path):
 def test_a_broker_for_which_nothing_was_defined_yet_takes_definitions_and_a_first_user_later(tmp_path):
     data = ("--data-dir", str(tmp_path / "data"))
     with leveret(tmp_path / "first", *data) as server:
-        # What an application declares is not in the way.
+        # Objects that an application declares do not prevent it.
         with pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", server.port)) as connection:
             connection.channel().queue_declare("jobs", durable=True)
         server.stop()

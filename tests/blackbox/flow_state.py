@@ -1,5 +1,6 @@
-"""Publishers of a queue that grows though its consumers could take more are held for moments, which operators see as the state
-`flow`; where nobody consumes, or consumers take no more by themselves, or publish themselves, nobody is held."""
+"""Publishers to a queue whose consumers fall behind although they could take more are paused for moments, which operators
+see as state `flow`. No publisher is paused if there are no consumers, if the consumers are limited by themselves, or if
+they are publishers too."""
 
 import contextlib
 import struct
@@ -19,14 +20,14 @@ from harness.wire import BASIC_PUBLISH, HEADER, METHOD, Wire, content_header, fr
 HOLDS = "leveret_broker_publisher_holds_total"
 QUEUE = "flow"
 BASIC_QOS, BASIC_QOS_OK, BASIC_CONSUME, BASIC_CONSUME_OK = (60, 10), (60, 11), (60, 20), (60, 21)
-# More than may gather while consumers are behind.
+# More than may accumulate while consumers are behind.
 MESSAGES = 40_000
-# As much, of which less than a second's publishes of a slow client are left when publishers are held.
-TOO_MANY = 12_000
-# Messages that nobody gets, sent at once.
+# The same, chosen so that less than a second's publishes of a slow client remain when publishers are paused.
+EXCESS = 12_000
+# Unroutable messages, sent at once.
 FLOOD = 2_000
 PREFETCH = 10
-# Nobody's socket takes all of it.
+# More than any socket buffers.
 LARGE, LARGE_MESSAGES = 1 << 20, 64
 
 
@@ -43,7 +44,7 @@ def test_a_publisher_is_shown_in_flow_while_consumers_wait_for_the_broker(server
         with busy_consumer(server):
             wait_until(lambda: publish_too_much(channel) and in_flow(api, "connections") and in_flow(api, "channels"))
             assert metric(server, HOLDS) > 0
-            # Those that consume are read.
+            # Consuming channels are read from.
             states = [(channel["consumer_count"], channel["state"]) for channel in api.get("channels")]
             assert all(state == "running" for consumers, state in states if consumers), states
 
@@ -59,16 +60,16 @@ def test_a_publisher_that_also_consumes_the_queue_is_not_throttled(server):
 
 
 def publish_too_much(channel):
-    """Publishes more to an empty queue than may gather while its consumers are behind, and waits until the queue has it."""
+    """Publishes more to an empty queue than may accumulate, and waits until the queue has it."""
     channel.queue_purge(QUEUE)
-    for _ in range(TOO_MANY):
+    for _ in range(EXCESS):
         channel.basic_publish("", QUEUE, b"x")
     return channel.queue_declare(QUEUE, passive=True).method.message_count > 0
 
 
 @contextlib.contextmanager
 def busy_consumer(server):
-    """A consumer that takes one message, and whose connection has more to do than fits into any of its turns."""
+    """A consumer that takes one message, whose connection always has more work than fits into a turn."""
     with Wire(server.port) as wire:
         wire.handshake()
         wire.open_channel()
@@ -111,7 +112,7 @@ def test_where_consumers_have_all_that_they_may_have_nobody_is_held(server):
         channel.basic_qos(prefetch_count=PREFETCH)
         for _ in range(PREFETCH):
             channel.basic_publish("", QUEUE, b"first")
-        # They are not acknowledged.
+        # Never acknowledged.
         got = channel.consume(QUEUE)
         for _ in range(PREFETCH):
             next(got)
@@ -123,7 +124,7 @@ def test_where_consumers_do_not_read_nobody_is_held(server):
     api = Management(server, server.http)
     with connected(server) as channel, connected(server) as other:
         channel.queue_declare(QUEUE, durable=True)
-        # It never reads: a delivery is taken from a socket by the next call alone.
+        # It never reads: pika takes deliveries from the socket in the next call only.
         channel.basic_consume(QUEUE, lambda *_: None, auto_ack=True)
         for _ in range(LARGE_MESSAGES):
             other.basic_publish("", QUEUE, bytes(LARGE))
@@ -134,13 +135,13 @@ def test_where_consumers_do_not_read_nobody_is_held(server):
 
 
 def is_stuck(api):
-    """Whether deliveries wait for their client, and the queue for them."""
+    """Whether deliveries wait for the client, and the queue waits for them."""
     waiting = [connection["send_pend"] for connection in api.get("connections")]
     return max(waiting) > 0 and api.get(f"queues/%2F/{QUEUE}")["messages_ready"] > 0
 
 
 def publish(server):
-    """Has two publishers publish as fast as they can."""
+    """Runs two publishers at full speed."""
     flags = ["--producers", "2", "--consumers", "0", "--confirms", "1000", "--messages", str(MESSAGES // 2), "--rounds", "1"]
     words = ["--system", f"leveret={server.uri}", "--queue", QUEUE, "--predeclared", *flags]
     code, out, error = run("bench", "stream", *words, seconds=TEST_SECONDS)

@@ -1,4 +1,4 @@
-"""A peer that does not finish its login is disconnected in time; one that did may stay silent (S4)."""
+"""A client that does not complete its login in time is disconnected; one that did may be silent (S4)."""
 
 import threading
 import time
@@ -6,7 +6,7 @@ import time
 from harness.instances import leveret
 from harness.wire import CONNECTION_START, CONNECTION_TUNE, PROTOCOL_HEADER, Closed, Wire
 
-# What a busy machine does not need for a login.
+# More than a busy machine needs for a login.
 TIMEOUT_SECONDS = 5
 
 
@@ -19,7 +19,7 @@ def test_s4_a_login_that_is_never_finished_is_cut_off(tmp_path):
         halfway.expect(CONNECTION_START)
         logged_in.start()
         logged_in.expect(CONNECTION_TUNE)
-        # A byte now and then buys no time.
+        # Sending a byte now and then does not extend the timeout.
         threading.Thread(target=drip, args=(dripping,), daemon=True).start()
         for peer in (silent, halfway, logged_in, dripping):
             peer.expect_end()

@@ -1,4 +1,4 @@
-"""Health, readiness and metrics over HTTP tell the truth about the server and its upstream."""
+"""Health, readiness and metrics over HTTP reflect the state of the server and its upstream."""
 
 from harness.health import status, wait_for_status
 from harness.instances import leveret

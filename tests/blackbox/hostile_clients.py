@@ -1,5 +1,5 @@
-"""S1 and S2: many hostile clients from several addresses, one kind of abuse after the other: memory stays bounded, and whoever
-behaves is served meanwhile. `make hostile` does it with as many as the descriptor limit allows."""
+"""S1 and S2: many hostile clients from several addresses, one kind of abuse after the other: memory stays bounded, and
+well-behaved clients are served meanwhile. `make hostile` uses as many clients as the descriptor limit allows."""
 
 import json
 import os
@@ -18,18 +18,18 @@ from harness.process import descriptors
 from harness.wire import BASIC_PUBLISH, BODY, HEADER, METHOD, Wire, content_header, frame, publish_arguments
 
 TARGETS = ["leveret", "proxy"]
-# Of each kind, all at the same time.
+# Clients of each kind, all at the same time.
 CLIENTS = int(os.environ.get("LEVERET_HOSTILE", "300"))
 pytestmark = pytest.mark.timeout(0 if "LEVERET_HOSTILE" in os.environ else TEST_SECONDS)
-# What a process has open besides, upstream connections included.
+# Other open files of a process, including upstream connections.
 SPARE = 3000
-# The worst kinds send 64 KiB that cannot be judged yet, or fill what may wait for them; and what is there at once for all.
+# The worst kinds send 64 KiB that cannot be judged yet, or fill the outbox; plus what is allocated once.
 ALLOWED_BYTES_EACH = 96 << 10
 ALLOWED_BYTES = 256 << 20
-# A wave has connected, or given up, within the patience of the clients' program.
+# A wave connects, or gives up, within the timeout of the client program.
 SIEGE_SECONDS = 2 * PATIENCE
 KINDS = 10
-# Far fewer than there are hostile clients: none of these abuses gets one to itself, and who needs one always does.
+# Far fewer than the hostile clients: none of these abuses may occupy a dedicated one, and clients that need one still get it.
 UPSTREAM_CONNECTIONS = 100
 CONFIRM_SELECT, CONFIRM_SELECT_OK, BASIC_ACK = (85, 10), (85, 11), (60, 80)
 
@@ -44,7 +44,7 @@ def round_trip(server):
 
 
 def publish_in_pieces(server):
-    """A message in three frames of body, of which none comes in one TCP segment."""
+    """A message whose body has three frames, each in several TCP segments."""
     with Wire(server.port) as publisher:
         publisher.handshake().open_channel()
         publisher.send_method(1, CONFIRM_SELECT, b"\x00")
@@ -54,7 +54,7 @@ def publish_in_pieces(server):
         message += frame(BODY, 1, b"x" * 4000) * 3
         for start in range(0, len(message), 3000):
             publisher.send(message[start : start + 3000])
-            # What was sent has arrived, and been read as far as it will be, when this is answered.
+            # Once this is answered, everything sent before has arrived and was read as far as it will be.
             with Wire(server.port) as other:
                 other.handshake()
         publisher.expect(BASIC_ACK)
@@ -65,7 +65,7 @@ def test_memory_stays_bounded_and_others_are_served(targets, tmp_path, target_na
     if target_name == "proxy":
         upstream = ["--upstream", targets.upstream.uri.replace("guest:guest@", "")]
         upstream += ["--upstream-connections-total", UPSTREAM_CONNECTIONS]
-    # Patient, so that all of a kind are there at the same time.
+    # Long timeouts, so that all clients of a kind are connected at the same time.
     flags = ["--handshake-timeout", "10m", "--max-connections", "unlimited", "--log", "error"]
     with descriptors(CLIENTS + SPARE), leveret(tmp_path, *upstream, *flags) as server:
         round_trip(server)
@@ -87,7 +87,7 @@ def test_memory_stays_bounded_and_others_are_served(targets, tmp_path, target_na
                 hostile.process.stdin.flush()
         finally:
             hostile.kill()
-        # Who had not been read is missed when it is written to: when the broker has got to what it asked for.
+        # The server notices a closed client when it writes to it, after the client's earlier requests.
         wait_until(lambda: metric(server, "rabbitmq_connections") <= 1, SIEGE_SECONDS)
         round_trip(server)
         peak = peak_resident_bytes(server.pid)

@@ -1,4 +1,4 @@
-"""Bytes that no client sends get the protocol's own error and a close, cost nothing, and disturb nobody."""
+"""Invalid bytes get the protocol's error and a close, cost nothing, and affect no other client."""
 
 import struct
 
@@ -27,11 +27,11 @@ from harness.wire import (
     short_string,
 )
 
-# RabbitMQ is asked as well: a wrong expectation would show.
+# RabbitMQ is tested as well, to detect wrong expectations.
 TARGETS = ["rabbitmq", "leveret", "proxy"]
 
 GIBIBYTE = 1 << 30
-# What three such frames may cost: a small part of what one announces, and far more than a process grows by on its own.
+# Allowed memory growth for three such frames: a small part of the announced size, but far more than a process grows by itself.
 ALLOWED = GIBIBYTE // 16
 FRAME_MAX = 131072
 # The flag of a message's headers among its properties.
@@ -41,12 +41,12 @@ QUEUE_DELETE, QUEUE_DELETE_OK = (50, 40), (50, 41)
 PUBLISH = frame(METHOD, 1, struct.pack(">HH", *BASIC_PUBLISH) + publish_arguments("", "any"))
 DECLARE = struct.pack(">H", 0) + short_string("any") + b"\x00" + b"\x00\x00\x00\x00"
 
-# RabbitMQ calls it a frame error, the specification (1.2.1, reply code 502) a syntax error.
+# RabbitMQ answers with frame error, the specification (1.2.1, reply code 502) with syntax error.
 SYNTAX = (501, 502)
 
-# What is sent on a connection with channel 1 open: the reply code that ends it, and the words where they are fixed.
+# Bytes sent on a connection with channel 1 open: the expected reply code, and the text where it is fixed.
 OFFENCES = {
-    # RabbitMQ lets a frame be larger by its own eight bytes.
+    # RabbitMQ accepts frames that exceed frame_max by the frame's eight bytes.
     "a frame above frame_max": (frame_announcing(METHOD, 1, FRAME_MAX + 1) + bytes(64), 501, None),
     "a frame of 1 GiB": (frame_announcing(BODY, 1, GIBIBYTE) + bytes(64), 501, None),
     "a wrong frame end": (frame(METHOD, 1, bytes(5))[:-1] + b"\x00", 501, None),
@@ -104,7 +104,7 @@ def test_s1_an_offence_ends_only_the_offender(target, offence):
 
 @pytest.mark.parametrize("of_properties", [FRAME_MAX - 7, FRAME_MAX])
 def test_a_content_header_may_exceed_frame_max_by_the_frames_own_bytes(targets, target, target_name, of_properties):
-    """RabbitMQ takes and delivers it. One client's message must not cost the pool a connection that others share."""
+    """RabbitMQ accepts and delivers it. One client's message must not close a shared upstream connection."""
     publisher = targets["rabbitmq"] if target_name == "proxy" else target
     queue = f"hostile-frames-{target_name}-{of_properties}"
     table = short_string("h") + b"S"
@@ -155,7 +155,7 @@ def test_s1_frames_of_1_gib_before_login_cost_nothing(target, target_name):
     if target_name != "rabbitmq":
         after, peak_after, reserved_after = memory(target.pid)
         assert after - before < ALLOWED
-        # Nothing was allocated for what was announced, not even for a moment, not even untouched.
+        # The announced size was never allocated, not even temporarily, and not even as untouched memory.
         assert peak_after - peak_before < ALLOWED
         assert reserved_after - reserved_before < GIBIBYTE // 2
     with Wire(target.port) as good:

@@ -1,5 +1,5 @@
-"""docs/how-to/alerts.md and packaging/prometheus: each alert is one that Prometheus can load, about metrics and labels that a
-broker or a pool has, and the page has all of them."""
+"""docs/how-to/alerts.md and packaging/prometheus: Prometheus can load each alert, a broker or a pool has its metrics and
+labels, and the page lists all alerts."""
 
 import re
 
@@ -21,7 +21,7 @@ from harness.spool import spooling
 
 DIRECTORY = ROOT / "packaging" / "prometheus"
 FILES = sorted(DIRECTORY.glob("*.yml"))
-# Prometheus' own: whether a target could be scraped, and the labels that it gives each series of it.
+# Prometheus' own metric: whether a target could be scraped; and the labels that it adds to each series.
 OWN_METRIC = "up"
 OWN_LABELS = {"instance", "job"}
 SEVERITIES = {"critical", "warning"}
@@ -38,13 +38,13 @@ RULES = [pytest.param(rule, id=rule["alert"]) for file in FILES for rule in rule
 
 @pytest.fixture(scope="module")
 def families(tmp_path_factory):
-    """The samples of a broker with TLS, and of a pool in front of it that spools, by the metrics' names."""
+    """The samples of a broker with TLS, and of a spooling pool in front of it, by metric name."""
     directory = tmp_path_factory.mktemp("metrics")
     certificate, key = TestCa(directory / "certificates").issue("server")
     tls = ["--amqps", "127.0.0.1:0", "--tls-cert", certificate, "--tls-key", key]
     with leveret(directory / "broker", *tls) as broker, spooling(directory, f"amqp://{broker.address}") as pool:
         with connect(pool) as connection:
-            # Series of the spool are by user and virtual host: there are some once there has been a message.
+            # The spool's series are by user and virtual host, and begin with the first message.
             channel = connection.channel()
             channel.queue_declare("q")
             channel.confirm_delivery()
@@ -97,7 +97,7 @@ def test_an_alert_reads_metrics_and_labels_that_exist(families, rule):
 
 
 def holds(rule, server):
-    """For an alert that compares one series with a number."""
+    """Whether an alert that compares one series with a number fires."""
     [(name, matchers, operator, number)] = re.findall(r"^(\w+)(?:{(.*)})? (==|>) (\d+)$", rule["expr"])
     wanted = dict(re.findall(r'(\w+)="(.*?)"', matchers))
     values = [value for given, value in scrape(server.http + "/metrics").families[name] if wanted.items() <= given.items()]

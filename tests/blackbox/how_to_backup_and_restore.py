@@ -1,5 +1,5 @@
-"""docs/how-to/backup-and-restore.md: a copy of a stopped broker, a snapshot of a running one, and exported definitions bring
-back what the page says."""
+"""docs/how-to/backup-and-restore.md: a copy of a stopped broker, a snapshot of a running one, and exported definitions
+restore what the page promises."""
 
 import shutil
 import signal
@@ -20,7 +20,7 @@ from harness.stand_in import Service, StandIn
 
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
 USUAL = "/var/lib/leveret"
-# Confirmed before a snapshot is taken, while more are on their way.
+# Messages confirmed before the snapshot is taken, while more are in flight.
 ENOUGH = 200
 
 
@@ -48,7 +48,7 @@ def service(reader):
 
 
 def here(reader):
-    """The page's directories, in the test's."""
+    """Replaces the page's directories by the test's."""
     return {USUAL: reader.directory / "data", "/backup/": f"{reader.directory}/backup/"}
 
 
@@ -75,10 +75,10 @@ def test_a_copy_of_a_stopped_broker_takes_the_place_of_its_directory(reader, ser
     backup = page.block("sh", here(reader))
     reader.run(backup)
     publish(service.server, b"3")
-    # The second one does not end within the first.
+    # The second run must not end within the timestamp of the first.
     output = reader.run(backup)
     assert "DAMAGED" not in output, output
-    # All that happens later is not in the copy.
+    # Later changes are not in the copy.
     assert take(service.server, most=1) == [b"1"]
     publish(service.server, b"4")
     page.block("sh")
@@ -107,7 +107,7 @@ def test_a_snapshot_of_a_running_broker_has_all_confirmed_messages(reader, servi
     assert publisher.enough.wait(PATIENCE)
 
     def snapshot(*words):
-        """As the file system is at one moment: no process writes while it is copied."""
+        """An atomic snapshot: the process is frozen while its files are copied."""
         if words[:2] == ("subvolume", "delete"):
             return shutil.rmtree(words[2])
         verb, (source, target) = words[:3], map(Path, words[3:])
@@ -124,7 +124,7 @@ def test_a_snapshot_of_a_running_broker_has_all_confirmed_messages(reader, servi
     with StandIn(reader, "btrfs", snapshot):
         output = reader.run(commands)
     assert "DAMAGED" not in output, output
-    # The broker has not noticed.
+    # The broker was not affected.
     later = len(publisher.confirmed)
     wait_until(lambda: len(publisher.confirmed) > later)
     service("stop", "leveret")
@@ -138,7 +138,7 @@ def test_a_snapshot_of_a_running_broker_has_all_confirmed_messages(reader, servi
 
 
 class Publisher(threading.Thread):
-    """Publishes numbers, each after the confirm of the one before, until the connection ends."""
+    """Publishes numbers, each after the confirm of the previous one, until the connection is lost."""
 
     def __init__(self, server):
         super().__init__()
@@ -160,7 +160,7 @@ class Publisher(threading.Thread):
 
 
 def state(task):
-    """Of a thread (proc(5)); one that has just ended counts as stopped."""
+    """The state of a thread (proc(5)); one that has just exited counts as stopped."""
     try:
         return (task / "stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:

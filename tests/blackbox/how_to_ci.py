@@ -1,4 +1,4 @@
-"""docs/how-to/ci.md: the broker of a CI job is ready when its health check says so, and has the job's user and queues."""
+"""docs/how-to/ci.md: the broker of a CI job is ready when its health check succeeds, and has the job's user and queues."""
 
 import shlex
 import sys
@@ -11,7 +11,7 @@ from harness.leveret import binary
 from harness.ports import free_ports
 from harness.reader import Reader
 
-# What `make test` stands for: it logs in as AMQP_URL says, and finds the queue of the definitions.
+# Stands in for `make test`: logs in with AMQP_URL, and expects the queue of the definitions.
 TESTS = """
 import os, pika
 with pika.BlockingConnection(pika.URLParameters(os.environ["AMQP_URL"])) as connection:
@@ -21,7 +21,7 @@ print("tested")
 
 
 class Job(Reader):
-    """A job's directory with the definitions, and a broker for it, on ports of its own."""
+    """A job's directory with the definitions, and a broker for it on free ports."""
 
     def __init__(self, directory, page):
         super().__init__(directory)
@@ -32,14 +32,14 @@ class Job(Reader):
         self.port, self.http = free_ports(2)
 
     def service(self, variables):
-        """The container that the service is, with its variables and those of the image."""
+        """The service container, with its own variables and those of the image."""
         return image.variables() | variables | self.places() | {"LEVERET_WS": "off", "STATE_DIRECTORY": f"{self.directory}/state"}
 
     def places(self):
         return {"LEVERET_AMQP": f"0.0.0.0:{self.port}", "LEVERET_HTTP": f"0.0.0.0:{self.http}"}
 
     def here(self, text, host):
-        """With the ports that the broker has here in place of those that a job has."""
+        """Replaces the job's ports by the test's."""
         return text.replace(f"{host}:15672", f"127.0.0.1:{self.http}").replace(f"{host}:5672", f"127.0.0.1:{self.port}")
 
 
@@ -82,7 +82,7 @@ def on_gitlab(job, text):
     [service] = test["services"]
     assert service["alias"] == "broker"
     variables = test["variables"]
-    # The service is given all of them.
+    # The service receives all of them.
     server = job.serve(image.command_line(), **job.service(variables))
     url = job.here(variables["AMQP_URL"], "broker")
     for line in test["script"]:
@@ -92,7 +92,7 @@ def on_gitlab(job, text):
 
 
 def without_containers(job, script):
-    # It goes with its shell, should that be killed.
+    # It ends together with its shell.
     job.command("leveret", f'exec setpriv --pdeathsig KILL -- {shlex.quote(str(binary().resolve()))} "$@"')
     quiet = {f"LEVERET_{name}": "off" for name in ("WS", "MQTT", "STOMP", "WEB_MQTT", "WEB_STOMP")}
     said = job.run(script, **quiet, **job.places())

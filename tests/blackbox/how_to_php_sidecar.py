@@ -47,7 +47,7 @@ def test_php_publishes_through_a_pool_of_its_host_or_of_its_container(reader, sh
     server = reader.serve(command_of(unit).replace(SETTINGS, str(settings)), **shop.variables, LEVERET_AMQP=f"127.0.0.1:{port}")
 
     units_are_sound(reader, unit, page.file(DROP_IN))
-    # A container has no systemd: the service was started above, by the command of its unit.
+    # A container has no systemd: the service was started above with the unit's command.
     reader.command("sudo", 'exec "$@"')
     reader.command("systemctl", f'echo "$@" >>{reader.directory}/systemctl')
     wait_for_status(server.http + "/readyz", 200)
@@ -85,7 +85,7 @@ def test_a_pool_is_not_ready_without_its_rabbitmq(reader):
 
 
 def printed(settings):
-    """The settings in effect with a file."""
+    """The effective settings with a file."""
     code, out, error = run("config", "print", "--config", settings)
     assert code == 0, error
     return out
@@ -97,13 +97,13 @@ def command_of(unit):
 
 
 def units_are_sound(reader, unit, drop_in):
-    """systemd finds no fault with PHP's service and its drop-in, which name the service of the package."""
+    """systemd accepts PHP's service and its drop-in, which refer to the package's service."""
     for name, text in {UNIT: unit, "php8.2-fpm.service": PHP_UNIT, "php8.2-fpm.service.d/leveret.conf": drop_in}.items():
         reader.write(f"units/{name}", text)
     argv = ["systemd-analyze", "verify", "--man=no", "php8.2-fpm.service"]
     environment = clean_environment(SYSTEMD_UNIT_PATH=f"{reader.directory}/units:")
     done = subprocess.run(argv, env=environment, cwd=os.sep, capture_output=True, text=True, timeout=PATIENCE)
-    # It speaks of other units of this machine, too.
+    # It also complains about other units of this machine.
     faults = [line for line in done.stderr.splitlines() if "php8.2" in line or str(reader.directory) in line]
     assert (done.returncode, faults) == (0, []), done.stderr
     parsed = configparser.ConfigParser()
@@ -113,7 +113,7 @@ def units_are_sound(reader, unit, drop_in):
 
 
 def in_containers(reader, text):
-    """Both containers' commands, with the variables that the image and the file give them."""
+    """The commands of both containers, with the variables of the image and the file."""
     services = yaml.safe_load(text.replace("${BROKER_PASSWORD:?the password of the user shop}", "shop"))["services"]
     conventional = yaml.safe_load((ROOT / "packaging" / "compose" / "pool.yaml").read_text())["services"]
     assert {name: service["image"] for name, service in services.items()} == {"leveret": "leveret:latest", "shop": "shop:latest"}
@@ -123,7 +123,7 @@ def in_containers(reader, text):
     own = services["leveret"]["environment"]
     variables = image.variables() | own | {"STATE_DIRECTORY": f"{reader.directory}/container"}
     server = reader.serve(image.command_line(), **variables)
-    # Nobody else reaches it, though the image's own listeners are for everybody.
+    # Only reachable from the pod, although the image's own listeners accept all addresses.
     for name in image.variables().keys() - {"STATE_DIRECTORY"}:
         assert own[name] == "off" or own[name].startswith("127.0.0.1:"), name
     reader.run(image.health_check(), **variables)

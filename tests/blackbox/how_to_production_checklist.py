@@ -1,5 +1,5 @@
-"""docs/how-to/production-checklist.md: its settings are accepted and in effect, and a broker that runs with them lets in the
-users that the page names."""
+"""docs/how-to/production-checklist.md: its settings are valid and take effect, and a broker with them accepts the page's
+users."""
 
 import configparser
 import ssl
@@ -36,7 +36,7 @@ def test_the_settings_are_in_effect(reader):
     settings = page.file("/etc/leveret/leveret.toml", here | ports)
     config = reader.write("leveret.toml", settings)
     reader.variables = {"LEVERET_CTL_URL": f"http://127.0.0.1:{http}"}
-    # The package has started it before its operator has written settings.
+    # The package starts the broker before its operator has written settings.
     with Service(reader.directory, "--data-dir", reader.directory / "data") as service:
         service.flags = ("--config", config, "--http", f"127.0.0.1:{http}")
         with StandIn(reader, "systemctl", service):
@@ -50,7 +50,7 @@ def test_the_settings_are_in_effect(reader):
         assert metrics.value("rabbitmq_disk_space_available_limit_bytes") == 2 << 30
         assert metrics.value("leveret_certificate_expires_seconds", certificate=certificate) > 0
         assert "admin" in (reader.directory / "access.log").read_text()
-        # All that the page sets is what the running server says of itself, with the file as the place that it came from.
+        # The running server reports each of the page's settings, with the file as its origin.
         origins = {each["key"]: each["origin"] for each in admin.json("environment")}
         written = [line.split(" = ")[0] for line in settings.splitlines() if " = " in line]
         assert len(written) > 12 and {key for key in written if not origins[key].startswith(str(config))} == set(), origins
@@ -68,7 +68,7 @@ def may_log_in(port, ca, user, password):
 
 
 def test_the_package_allows_the_drain_timeout_and_connections_of_the_page():
-    """The time for a drain, and a descriptor for each connection."""
+    """The drain timeout, and a descriptor for each connection."""
     page = HowTo("production-checklist")
     settings = dict(line.split(" = ", 1) for line in page.file("/etc/leveret/leveret.toml").splitlines() if " = " in line)
     unit = configparser.ConfigParser(strict=False, interpolation=None)

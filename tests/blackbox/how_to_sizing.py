@@ -1,4 +1,4 @@
-"""docs/how-to/sizing.md: each figure is in the section of the document that it cites, and the settings are in effect."""
+"""docs/how-to/sizing.md: each figure occurs in the section that it cites, and the settings take effect."""
 
 import re
 
@@ -10,13 +10,13 @@ from harness.reader import Reader
 
 CITED = re.compile(r"\]\((\.\./\w+\.md)#([\w-]+)\)")
 CODE_AND_LINKS = re.compile(r"`[^`]*`|\[[^\]]*\]\([^)]*\)")
-# Numbers with a unit, and those that stand alone; the dots of a version are none of these.
+# Numbers with a unit, and plain numbers, but not the parts of a version.
 FIGURE = re.compile(r"(?<![\w.])(\d[\d,]*(?:\.\d+)?)(?![\w.]*\d)(?: (KiB|MiB|µs|bytes))?")
 VERSION = re.compile(r"RabbitMQ \d[\d.]*")
 
 
 def section(document, anchor):
-    """The text below a heading, up to the next one of its level or above."""
+    """The text below a heading, up to the next heading of the same or a higher level."""
     lines = (DIRECTORY / document).read_text().splitlines()
     heading = re.compile(r"(#+) (.*)")
     level, found = None, []
@@ -33,7 +33,7 @@ def section(document, anchor):
 
 
 def claims():
-    """Each paragraph and row that cites a section: its text, and the section."""
+    """Each paragraph and row that cites a section, and that section."""
     page = HowTo("sizing").path.read_text()
     for paragraph in page.split("\n\n"):
         for claim in paragraph.splitlines() if paragraph.startswith("|") else [" ".join(paragraph.splitlines())]:
@@ -47,7 +47,7 @@ def test_a_figure_is_in_the_section_that_is_cited(claim, document, anchor):
     for number, unit in FIGURE.findall(claim):
         number = number.rstrip(",")
         as_it_is = re.compile(rf"(?<![\d.,]){re.escape(number)}(?![\d.,]*\d)")
-        # The unit of a row is often behind its last figure only.
+        # The unit of a row is often only after its last figure.
         assert any(as_it_is.search(line) and unit in line for line in lines), f"{number} {unit} is not in {document}#{anchor}"
 
 

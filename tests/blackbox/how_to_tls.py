@@ -1,5 +1,4 @@
-"""docs/how-to/tls.md: a CA made with openssl is trusted by clients, by the command line and by a pool, and a renewal
-disturbs nobody."""
+"""docs/how-to/tls.md: clients, the command line and a pool trust a CA made with openssl, and a renewal interrupts no client."""
 
 import signal
 import ssl
@@ -32,7 +31,7 @@ def test_the_steps_of_the_page(tmp_path):
         reader.write("client.py", page.file("client.py", {"5671": amqps}))
         assert reader.run(f"{sys.executable} client.py") == "True\n"
         with pytest.raises(ssl.SSLCertVerificationError):
-            # Only the page's CA has issued the server's certificate.
+            # Only the page's CA issued the server's certificate.
             strange = pika.SSLOptions(ssl.create_default_context(), "localhost")
             pika.BlockingConnection(pika.ConnectionParameters("localhost", amqps, ssl_options=strange))
         output = reader.run(page.block("sh", on_https), LEVERET_CTL_PASSWORD="guest")
@@ -55,7 +54,7 @@ def test_the_steps_of_the_page(tmp_path):
                 assert '"ok"' in reader.run(renewed)
                 wait_until(lambda: certificate(amqps) != before)
                 channel.basic_publish("", "q", b"still there")
-                # The check tells of the certificate in effect.
+                # The check reports the certificate in effect.
                 reader.run(issue.replace("-days 365", "-days 10"))
                 wait_until(lambda: '"failed"' in reader.run(renewed))
         assert reader.run(f"{sys.executable} client.py") == "True\n"

@@ -1,5 +1,5 @@
-"""docs/how-to/upgrade.md: another binary takes over from a pool, and gets the data directory of a broker, as a file, a package and
-an image; the old one comes back, or refuses a format that it does not know, which loses nothing."""
+"""docs/how-to/upgrade.md: another binary takes over from a pool, and takes the data directory of a broker, as a file, a
+package and an image. A downgrade works, or is refused because of an unknown format, without loss."""
 
 import contextlib
 import struct
@@ -18,7 +18,7 @@ from harness.stand_in import Service, StandIn
 from harness.upgrading import flags, knocking
 
 DRAIN_SECONDS = 10
-# Behind a program's end its loader sees nothing.
+# The loader ignores bytes after the end of a program.
 NEW = b"another build"
 JOURNAL_HEADERS = (0, 2048)
 UNKNOWN_VERSION = 99
@@ -30,8 +30,8 @@ def page():
 
 
 class Host:
-    """A machine with the old binary installed, the new one beside it, and a broker on its data directory, unless `more` settings
-    make it a pool."""
+    """A machine with the old binary installed and the new one beside it; a broker with a data directory, or a pool if `more`
+    settings say so."""
 
     def __init__(self, reader, more=""):
         self.reader = reader
@@ -139,7 +139,7 @@ def test_a_package_and_an_image_take_over_as_well(host, page):
                 assert int(seconds) > DRAIN_SECONDS
                 service("stop", "leveret")
             case ("rename", "leveret", "leveret-old"):
-                # The image brings its program; the directory stays.
+                # The image brings its own binary; the directory stays.
                 service.program = host.program
             case ("run", "--detach", "--name", "leveret", "--publish", _, "--volume", _, "leveret:new"):
                 service("start", "leveret")
@@ -175,7 +175,7 @@ def test_a_directory_of_a_later_format_is_refused_unharmed_and_the_copy_brings_t
     page.finish()
     assert not host.runs_new()
     assert [take(service.server), take(service.server)] == [b"before the upgrade", None]
-    # The version that knows the format finds all of it where the old one was refused.
+    # The new version finds all data where the old one was refused.
     service("stop", "leveret")
     [aside] = host.data.parent.glob(f"{host.data.name}.new-*")
     for segment, data in segments.items():
@@ -187,7 +187,7 @@ def test_a_directory_of_a_later_format_is_refused_unharmed_and_the_copy_brings_t
 
 
 def of_a_later_version(segment):
-    """A segment of the journal with a version that nobody knows (docs/disk-formats.md, Segment header)."""
+    """A journal segment with an unknown version (docs/disk-formats.md, Segment header)."""
     data = bytearray(segment)
     for at in JOURNAL_HEADERS:
         header = data[at : at + 56]
@@ -198,7 +198,7 @@ def of_a_later_version(segment):
 
 
 def test_a_settings_file_that_the_new_version_does_not_know_stops_nothing(host, page):
-    """The check comes first, so that the old version goes on."""
+    """The check fails before the upgrade, so the old version continues."""
     page.block("sh")
     config = host.reader.directory / "etc" / "leveret.toml"
     config.write_text(config.read_text() + 'gone = "setting"\n')

@@ -1,4 +1,4 @@
-"""A service that is asked over HTTP says who may come in, and what for; without its answer nobody may do anything."""
+"""An HTTP auth service decides about logins and operations; without its answer everything is refused."""
 
 import contextlib
 import signal
@@ -61,7 +61,7 @@ def port(server, protocol):
 
 
 def refusal(connection, action):
-    """The refusal that ends the channel of an action; None if it is carried out."""
+    """The error that closes the channel; `None` if the operation succeeds."""
     channel = connection.channel()
     channel.confirm_delivery()
     try:
@@ -168,7 +168,7 @@ def test_a_transaction_is_asked_about_when_its_messages_are_published(service, s
         channel.tx_select()
         for number in range(3):
             channel.basic_publish("amq.topic", str(number), b"")
-        # The answer comes behind all of them.
+        # The answer comes after all of them.
         channel.queue_declare(queue, passive=True)
         Ctl(server.http, "admin", "secret")("clear_auth_backend_cache")
         service.take()
@@ -268,7 +268,7 @@ def test_sighup_reads_the_ca_certificates_of_the_service_again(tmp_path):
         old.file.write_bytes(new.file.read_bytes())
         reload(server, "auth service's TLS files reloaded")
         connect(server).close()
-        # A file that cannot be used changes nothing.
+        # An unusable file changes nothing.
         old.file.write_text("broken")
         reload(server, "SIGHUP: files not reloaded.*auth_http_ca: ")
         connect(server).close()
@@ -276,7 +276,7 @@ def test_sighup_reads_the_ca_certificates_of_the_service_again(tmp_path):
 
 
 def reload(server, last):
-    """Returns once this line of the reload has been logged."""
+    """Reloads; returns once this line was logged."""
     before = len(server.child.lines)
     server.child.send(signal.SIGHUP)
     server.child.wait_line(last, behind=before)
@@ -338,14 +338,14 @@ def test_an_mqtt_message_that_waited_for_its_permission_arrives_once(service, se
         if version == V5 and qos > 0:
             assert client.reason_of("refused", b"x", qos, retain=True) == REFUSED[qos]
         else:
-            # There is no other answer.
+            # MQTT 3.1.1 has no other answer.
             client.client.publish("refused", b"x", qos, retain=True)
             assert client.gone.wait(PATIENCE)
     assert retained(server, "refused", topic) == [b"retained"], "a message that may not be published is not retained either"
 
 
 def retained(server, *topics):
-    """The bodies that whoever subscribes to these topics gets."""
+    """The bodies that a new subscriber to these topics receives."""
     with MqttClient(port(server, "mqtt"), "late", user="admin", password="secret") as late:
         wanted = [(topic, 1) for topic in (*topics, "end")]
         assert late.subscribe(wanted) == [1] * len(wanted)
@@ -368,7 +368,7 @@ def test_a_will_is_asked_about(service, server):
         client.client.socket().shutdown(2)
         assert client.gone.wait(PATIENCE)
         if topic == "gone/refused":
-            # It is asked about again before it is given up.
+            # The service is asked again before it is given up.
             server.child.wait_line("will not published.*gone/refused")
     assert watcher.message().topic == "gone/allowed"
     watcher.close()
@@ -421,7 +421,7 @@ def test_a_flood_of_logins_does_not_delay_authenticated_clients(service, server)
             knocking = [threading.Thread(target=knock) for _ in range(50)]
             for thread in knocking:
                 thread.start()
-            # As many as are asked about at once.
+            # The maximum number of concurrent requests.
             logins.wait(32)
             assert refusal(connection, lambda channel: channel.queue_declare("", exclusive=True)) is None
         for thread in knocking:

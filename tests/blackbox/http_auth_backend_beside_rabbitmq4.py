@@ -1,4 +1,5 @@
-"""One service is asked by RabbitMQ 4 with its plugin and by Leveret: both ask the same, and clients get the same answers."""
+"""RabbitMQ 4 with its plugin and Leveret use the same HTTP auth service: both send the same requests, and clients get the
+same answers."""
 
 import pika
 import pika.exceptions
@@ -52,7 +53,7 @@ def sides(request, tmp_path_factory):
 
 @pytest.fixture
 def same(sides):
-    """Does something on both, and compares what it returns and what was asked: of each question what `known` makes of it."""
+    """Runs an action on both servers; compares the results and the auth requests, the latter as mapped by `known`."""
 
     def compare(action, refuses=lambda kind, fields: False, own_order=False, known=lambda question: question):
         outcomes, asked = [], []
@@ -71,7 +72,7 @@ def same(sides):
 
 
 def closed(channel, action):
-    """What is refused, or None."""
+    """The error that closes the channel, or `None`."""
     try:
         action(channel)
     except pika.exceptions.ChannelClosedByBroker as refusal:
@@ -80,7 +81,7 @@ def closed(channel, action):
 
 
 def on_channel(*actions, **login):
-    """Each action on a channel of its own, on one connection."""
+    """Runs each action on its own channel of one connection."""
 
     def act(side):
         with side.connect(**login) as connection:
@@ -143,7 +144,7 @@ def test_operations_are_asked_about_alike(same):
 
 
 def once():
-    """RabbitMQ asks again on each channel what Leveret asks once on a connection."""
+    """RabbitMQ repeats on each channel what Leveret asks once per connection."""
     seen = [set(), set()]
     turn = {"side": -1}
 
@@ -213,7 +214,7 @@ def test_an_mqtt_client_is_asked_about_alike(same):
         client.close()
         return outcome
 
-    # Leveret asks first whether the queue may be bound, and once about what a connection has been told.
+    # Leveret first asks whether the queue may be bound, and asks only once what the connection already knows.
     same(act, own_order=True, known=once())
 
 

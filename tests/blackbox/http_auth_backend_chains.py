@@ -1,4 +1,4 @@
-"""Who is asked, in which order, and how often: auth backends one after the other, two that share the work, and answers that are used again."""
+"""Which auth backends are asked, in which order, and how often: chains, split backends, and cached answers."""
 
 import time
 
@@ -35,7 +35,7 @@ def is_let_in(server, *login):
 
 
 def may(server, action, *login):
-    """Whether a user may do something on a channel."""
+    """Whether a user may perform an operation on a channel."""
     with connect(server, *login) as connection:
         try:
             action(connection.channel())

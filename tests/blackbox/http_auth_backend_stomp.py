@@ -1,4 +1,4 @@
-"""STOMP clients of a service that is asked over HTTP: what it is asked about, and what is left when it refuses."""
+"""STOMP clients with an HTTP auth service: what it is asked, and what remains after a refusal."""
 
 import pytest
 
@@ -79,12 +79,12 @@ def test_a_stomp_transaction_is_asked_about_before_it_is_committed(service, serv
     transaction = client.connection.begin()
     for number in range(3):
         client.connection.send(f"/topic/committed.{number}", str(number), transaction=transaction)
-    # What comes before it has been read then.
+    # Once this is answered, earlier frames have been read.
     client.send("/queue/before", "")
     Ctl(server.http, "admin", "secret")("clear_auth_backend_cache")
     service.take()
     client.do("commit", transaction)
     assert [client.message().body for _ in range(3)] == ["0", "1", "2"]
-    # Several are asked at once.
+    # Several requests are concurrent.
     assert sorted(service.operations()) == ["write exchange amq.topic", *(f"write topic amq.topic committed.{number}" for number in range(3))]
     client.close()

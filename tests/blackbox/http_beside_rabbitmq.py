@@ -1,4 +1,4 @@
-"""The same requests to Leveret and to RabbitMQ have the same answers: status, keys, values."""
+"""Leveret and RabbitMQ answer the same requests alike: status, keys and values."""
 
 import contextlib
 import itertools
@@ -18,7 +18,7 @@ POLICY = {"pattern": "^q", "definition": {"max-length": 10}, "priority": 1, "app
 STRING = {"routing_key": "q1", "payload": "hello", "payload_encoding": "string"}
 GET = {"count": 5, "ackmode": "ack_requeue_true", "encoding": "auto"}
 
-# What is done in this order, with one body or none.
+# Requests in this order, with a body or without.
 STEPS = [
     ("PUT", "vhosts/v1", {"description": "d", "tags": "a,b"}),
     ("PUT", "vhosts/v1", None),
@@ -214,9 +214,9 @@ def both(request, tmp_path_factory):
 def told(step, answer):
     status, headers, body = answer
     if isinstance(body, dict) and "protocols" in body:
-        # Erlang's own is not there.
+        # Without Erlang's own protocol.
         body["protocols"] = sorted(set(body["protocols"]) - {"clustering"})
-    # HEAD is answered wherever GET is; some of RabbitMQ's paths do not say so, and one says GET that ends in a crash.
+    # HEAD is allowed wherever GET is; some of RabbitMQ's paths do not list it, and one lists a GET that crashes.
     allow = set(headers.get("allow", "").split(", ")) - ({"HEAD", "GET"} if "protection" in step[1] else {"HEAD"})
     listed = body if not isinstance(body, list) else sorted(body, key=lambda item: json.dumps(item, sort_keys=True))
     return status, headers.get("location"), allow, listed
@@ -228,7 +228,7 @@ def test_an_answer_is_rabbitmqs(both, number):
     assert told(STEPS[number], ours[number]) == told(STEPS[number], theirs[number])
 
 
-# What of RabbitMQ's keys is about Erlang, about mirrors, or not measured here.
+# RabbitMQ's keys about Erlang or mirrors, or that Leveret does not measure.
 LEFT_OUT = {
     "backing_queue_status", "garbage_collection", "reductions", "reductions_details", "memory", "idle_since",
     "message_bytes", "message_bytes_paged_out", "message_bytes_persistent", "message_bytes_ram",
@@ -238,12 +238,12 @@ LEFT_OUT = {
     "pending_raft_commands", "recv_cnt", "send_cnt", "cached_segments",
     "storage_version", "messages_paged_out",
 }  # fmt: skip
-# RabbitMQ 4 does not page out, and Leveret does whatever it follows.
+# RabbitMQ 4 does not page out; Leveret does with either compatibility.
 MADE_HERE = {"websocket", "messages_paged_out"}
 
 
 def test_connections_channels_and_consumers_are_shown_as_by_rabbitmq(both):
-    """Keys, and the values of those that tell of the same thing."""
+    """Compares the keys, and the values that have the same meaning."""
     shown = []
     for management in both[:2]:
         parameters = pika.URLParameters(management.server.uri)
@@ -255,7 +255,7 @@ def test_connections_channels_and_consumers_are_shown_as_by_rabbitmq(both):
             channel.queue_declare("cq")
             channel.queue_declare("exq", exclusive=True)
             channel.basic_consume("cq", lambda *_: None, consumer_tag="t1", arguments={"x-priority": 3})
-            # RabbitMQ tells what a connection is and what it has done apart, either first.
+            # RabbitMQ reports a connection's properties and its statistics separately, in any order.
             is_whole = {"client_properties", "recv_oct_details"}.issubset
             [of_connection] = management.eventually("connections", lambda all: all and is_whole(all[0]))
             [of_channel] = management.eventually("channels", lambda all: all and all[0].get("consumer_count") == 1)
@@ -273,7 +273,7 @@ def test_connections_channels_and_consumers_are_shown_as_by_rabbitmq(both):
                 assert ours[key] == theirs[key], key
 
 
-# Of a virtual host: RabbitMQ adds up its channels for them.
+# Counters of a virtual host that RabbitMQ sums up over its channels.
 OF_CHANNELS = ("confirm", "return_unroutable", "drop_unroutable")
 
 
@@ -286,7 +286,7 @@ def test_messages_are_counted_as_by_rabbitmq(both):
             parameters.virtual_host = "counted"
             go_through(connections.enter_context(pika.BlockingConnection(parameters)))
         ours, theirs = both[:2]
-        # RabbitMQ gathers its figures now and then.
+        # RabbitMQ updates its statistics periodically.
         deadline = time.monotonic() + PATIENCE
         while (by_us := counted(ours)) != (by_them := as_here(theirs)) and time.monotonic() < deadline:
             time.sleep(0.5)
@@ -295,7 +295,8 @@ def test_messages_are_counted_as_by_rabbitmq(both):
 
 
 def as_here(management):
-    """RabbitMQ 3.10 counts among what leaves the default exchange what that leads nowhere; and both of a virtual host more."""
+    """RabbitMQ 3.10 counts unroutable messages as routed by the default exchange; both releases count more for a virtual
+    host."""
     counters = counted(management)
     of_default = counters["exchanges", ""]
     if management.server.release.name == "3.10" and "publish_out" in of_default:
@@ -306,7 +307,7 @@ def as_here(management):
 
 
 def go_through(connection):
-    """Whatever is counted, on a channel that publishes and one that consumes."""
+    """Performs every counted operation, on a publishing and a consuming channel."""
     publishing, consuming = connection.channel(), connection.channel()
     publishing.confirm_delivery()
     for queue in ("idle", "filled", "consumed", "asked"):
@@ -324,7 +325,7 @@ def go_through(connection):
     consuming.basic_qos(prefetch_count=4)
     deliveries = consuming.consume("consumed")
     tags = [next(deliveries)[0].delivery_tag for _ in range(4)]
-    # The last one comes again, and three others with it.
+    # The last one and three others are redelivered.
     consuming.basic_ack(tags[2], multiple=True)
     consuming.basic_reject(tags[3], requeue=True)
     assert [next(deliveries)[0].redelivered for _ in range(4)].count(True) == 1
@@ -335,7 +336,7 @@ def go_through(connection):
 
 
 def counted(management):
-    """The counters of everything, by kind and name."""
+    """All counters, by kind and name."""
     found = {("vhosts", "counted"): management.get("vhosts/counted")}
     for kind, place in [("queues", "queues/counted"), ("exchanges", "exchanges/counted"), ("channels", "channels")]:
         for each in management.get(place):
@@ -344,13 +345,13 @@ def counted(management):
 
 
 def without_rates(stats):
-    """Each counter has a rate beside it, which is as it happens."""
+    """The rates beside the counters vary."""
     assert all(stats[key].pop("rate") >= 0 for key in stats if key.endswith("_details"))
     return stats
 
 
 def varies(key):
-    """Between two servers, or two runs of one."""
+    """Whether the value differs between servers or runs."""
     parts = ("name", "port", "node", "connected_at", "_oct", "_details", "detail", "type", "messages_")
     return any(part in key for part in parts) or key == "channels"
 
@@ -375,7 +376,7 @@ def test_the_only_replica_of_a_quorum_queue_stays(both):
         asked += [("POST", f"{place}/grow", patterns), ("POST", f"{place}/grow", {"strategy": "all"}), ("DELETE", f"{place}/shrink", None)]
         found = [management.ask(*each)[::2] for each in asked]
         if found[1][0] == 200:
-            # Beside these are positions in a log that is not here.
+            # The other members are positions in the Raft log, which Leveret lacks.
             found[1] = [{key: row[key] for key in ("Raft State", "Membership")} for row in found[1][1]]
             columns = "columns=type,leader,members,online"
             queue = json.dumps(management.get(f"queues/%2F/replicated-quorum?{columns}"))
@@ -408,7 +409,7 @@ def test_clients_go_with_their_user_and_virtual_host(both, gone, reason):
         assert management.status("DELETE", gone) == 204
         with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as closed:
             connection.process_data_events(PATIENCE)
-        # RabbitMQ says of a virtual host one or the other, as it happens.
+        # RabbitMQ uses one of two texts for a deleted virtual host.
         text = closed.value.reply_text.replace("vhost 'gone' is deleted", "vhost 'gone' is down")
         assert (closed.value.reply_code, text) == (320, f"CONNECTION_FORCED - {reason}")
         for rest in {"users/gone", "vhosts/gone"} - {gone}:
@@ -416,7 +417,7 @@ def test_clients_go_with_their_user_and_virtual_host(both, gone, reason):
 
 
 def test_a_value_of_the_wrong_type_changes_nothing(both):
-    """RabbitMQ ends some of these requests with 500."""
+    """RabbitMQ answers some of these requests with 500."""
     for management in both[:2]:
         assert management.status("PUT", "users/typed", {"password": "x", "tags": "management"}) == 201
         assert management.status("PUT", "policies/v1/typed", POLICY) == 201
@@ -438,12 +439,12 @@ def check_refused(management, status):
     assert status in ((400, 500) if isinstance(management.server, RabbitMq) else (400,))
 
 
-# Of the password pw.
+# The MD5 hash of the password pw.
 MD5 = "YWJjZODzy6NRiTHUYpNJdsHFvNQ="
 
 
 def test_a_user_of_an_old_rabbitmq_logs_in(both):
-    """RabbitMQ before 3.6 made such hashes, and a user has one until the password changes."""
+    """RabbitMQ before 3.6 created such hashes; a user has one until the password changes."""
     user = {"password_hash": MD5, "hashing_algorithm": "rabbit_password_hashing_md5", "tags": "management"}
     for management in both[:2]:
         assert management.status("PUT", "users/old1", user) == 201

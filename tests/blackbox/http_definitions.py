@@ -1,4 +1,4 @@
-"""Definitions go from Leveret to RabbitMQ and back, and lose nothing."""
+"""Definitions are exported from Leveret, imported into RabbitMQ and back, without loss."""
 
 import contextlib
 import json
@@ -33,14 +33,14 @@ SECTIONS = {
 
 
 def sections(management, path="definitions"):
-    """What was exported, in an order of its own, without what only a RabbitMQ has."""
+    """The exported sections, sorted, without what only RabbitMQ has."""
     exported = management.get(path, user="admin:admin")
     found = {section: exported[section] for section in SECTIONS if section in exported}
     for entries in found.values():
         entries[:] = [entry for entry in entries if entry.get("name") not in ("guest", "internal_cluster_id")]
         entries[:] = [entry for entry in entries if entry.get("user") != "guest"]
     for entry in found.get("queues", []):
-        # RabbitMQ writes down the type that it has found out.
+        # RabbitMQ adds the queue type.
         entry["arguments"].pop("x-queue-type", None)
     for entries in found.values():
         entries.sort(key=lambda entry: json.dumps(entry, sort_keys=True))
@@ -74,7 +74,7 @@ def test_one_virtual_host_is_loaded_into_another(tmp_path):
 
 
 def test_an_export_with_a_queue_that_the_server_has_named_is_loaded(tmp_path):
-    """Over HTTP and at the start: without that queue and its bindings, as on a RabbitMQ, and with all others."""
+    """Over HTTP and at startup: without that queue and its bindings, as in RabbitMQ, but with everything else."""
     named = "amq.gen-"
     with leveret(tmp_path / "first") as ours, pika.BlockingConnection(pika.URLParameters(ours.server.uri)) as connection:
         assert ours.status("POST", "definitions", SECTIONS) == 204
@@ -88,7 +88,7 @@ def test_an_export_with_a_queue_that_the_server_has_named_is_loaded(tmp_path):
         file = ours.get("definitions")
     assert queue in {each["name"] for each in file["queues"]}
     assert queue in {each["destination"] for each in file["bindings"]}
-    # Those of the file's server-named queue come first, so that they would keep out the others.
+    # The bindings of the server-named queue come first, so they would prevent the others.
     file["bindings"].sort(key=lambda each: not each["destination"].startswith(named))
     path = tmp_path / "definitions.json"
     path.write_text(json.dumps(file))
@@ -103,7 +103,7 @@ def test_an_export_with_a_queue_that_the_server_has_named_is_loaded(tmp_path):
 
 
 def test_definitions_changed_over_http_survive_a_kill(tmp_path):
-    """Users, virtual hosts, permissions, limits and policies that were set, and those that were taken away."""
+    """Users, virtual hosts, permissions, limits and policies, both created and deleted."""
     server = Leveret(tmp_path)
     ours = Management(server, server.http)
     try:

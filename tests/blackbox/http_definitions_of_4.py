@@ -1,4 +1,4 @@
-"""A RabbitMQ 4 is moved by its definitions: what it exports is loaded here, and what is exported here is loaded there."""
+"""Moving a RabbitMQ 4 by its definitions: Leveret imports its export, and RabbitMQ imports Leveret's."""
 
 import json
 
@@ -57,7 +57,7 @@ STREAM = {"name": "events", "vhost": "/", "durable": True, "auto_delete": False,
 
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory):
-    """A RabbitMQ 4 with something of all that definitions hold."""
+    """A RabbitMQ 4 with an object of every kind that definitions contain."""
     if reason := missing("4"):
         pytest.skip(f"RabbitMQ 4: {reason}")
     with rabbitmq(tmp_path_factory.mktemp("rabbitmq"), "4") as theirs:
@@ -72,24 +72,24 @@ def file(theirs):
 
 
 def comparable(file):
-    """Without what names the program, and in an order."""
+    """Without the product's name, and sorted."""
     own = ("product_name", "product_version")
     shown = {key: value for key, value in file.items() if key not in own}
-    # RabbitMQ's own, to which it publishes its log.
+    # RabbitMQ's own exchange for its log.
     shown["exchanges"] = [each for each in shown["exchanges"] if each["name"] != "amq.rabbitmq.log"]
     in_order = lambda value: sorted(value, key=lambda each: json.dumps(each, sort_keys=True))
     return {key: in_order(value) if isinstance(value, list) else value for key, value in shown.items()}
 
 
 def without_defaults(file):
-    """What is exported of an exchange that is not internal, there nothing and here that it is not."""
+    """RabbitMQ omits `internal` for other exchanges, Leveret exports it as false."""
     for exchange in file["exchanges"]:
         assert exchange.pop("internal", False) is False
     return file
 
 
 def differences(one, other):
-    """By key, what only one of the two has."""
+    """By key, the entries that only one of the two has."""
     found = {}
     for key in one.keys() | other.keys():
         a, b = (each.get(key) if isinstance(each.get(key), list) else [each.get(key)] for each in (one, other))
@@ -102,7 +102,7 @@ def test_definitions_exported_by_rabbitmq_are_loaded_over_http(file, tmp_path):
     with leveret(tmp_path, *FOLLOWING_4) as ours:
         assert ours.ask("POST", "definitions", file)[::2] == (204, None)
         assert differences(comparable(without_defaults(ours.get("definitions"))), comparable(file)) == {}
-        # What is in it has effect: the default type, and the policies that apply to a type.
+        # Imported definitions take effect: the default queue type, and policies for a queue type.
         columns = "columns=name,type,policy,operator_policy,effective_policy_definition"
         shown = {queue["name"]: queue for queue in ours.get(f"queues/described?{columns}")}
         assert shown["orders"]["type"] == "quorum" and shown["quorum"]["policy"] == "quorum"
@@ -129,7 +129,7 @@ def test_a_virtual_host_moves_alone_both_ways(theirs, tmp_path):
         assert ours.status("PUT", "vhosts/described", {}) == 201
         assert ours.ask("POST", "definitions/described", exported)[::2] == (204, None)
         mine = without_defaults(ours.get("definitions/described"))
-        # The properties of the virtual host itself are not loaded from such a file.
+        # The file does not set the virtual host's own properties.
         of_vhost = ("description", "metadata")
         told = lambda file: {key: value for key, value in comparable(file).items() if key not in of_vhost}
         assert differences(told(mine), told(exported)) == {}

@@ -1,5 +1,5 @@
-"""Where an HTTP request ends is never in doubt (RFC 9112): one that leaves it open is refused, and what stands behind it is
-no request. On the management port, and on the WebSocket port, where nothing but an upgrade is a request."""
+"""The end of an HTTP request is never ambiguous (RFC 9112): an ambiguous request is refused, and the bytes after it are not
+parsed as a request. On the management port, and on the WebSocket port, which accepts only upgrades."""
 
 import base64
 import re
@@ -12,19 +12,19 @@ from harness.patience import PATIENCE
 from harness.websocket import UPGRADE
 
 LOGIN = "authorization: Basic " + base64.b64encode(b"guest:guest").decode()
-# Creates a virtual host, and is the last on its connection.
+# Creates a virtual host, and is the last request on its connection.
 SMUGGLED = f"PUT /api/vhosts/smuggled HTTP/1.1\nhost: 127.0.0.1\n{LOGIN}\ncontent-length: 0\nconnection: close\n\n"
 GET = "GET /healthz HTTP/1.1\nhost: 127.0.0.1\n"
 LAST = GET + "connection: close\n\n"
 
 
 def put(*fields, version="1.1"):
-    """A request that creates another virtual host, up to its body."""
+    """A request that creates another virtual host, without its body."""
     return "\n".join([f"PUT /api/vhosts/wanted HTTP/{version}", "host: 127.0.0.1", LOGIN, *fields, "", ""])
 
 
 def size(text):
-    """Its bytes on the wire."""
+    """The size on the wire."""
     return len(text) + text.count("\n")
 
 
@@ -32,7 +32,7 @@ def chunked(*pieces):
     return "".join(f"{size(piece):x}\n{piece}\n" for piece in [*pieces, ""])
 
 
-# Lines end with CR LF on the wire; `\v` is a line feed alone. Behind each stands the smuggled request.
+# Lines end with CR LF on the wire; `\v` stands for a bare LF. The smuggled request follows each of them.
 REFUSED = {
     "two lengths": put("content-length: 2", f"content-length: {2 + size(SMUGGLED)}") + "{}",
     "a list of lengths": put("content-length: 2, 3") + "{}",
@@ -76,7 +76,7 @@ def ours(tmp_path_factory):
 
 
 def answers(port, text):
-    """The status of each answer until the server closes the connection."""
+    """The statuses of the answers until the server closes the connection."""
     with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as client:
         client.sendall(text.replace("\n", "\r\n").replace("\v", "\n").encode())
         received = b""
@@ -102,14 +102,14 @@ def test_a_malformed_request_is_refused_and_the_connection_is_closed(ours, what)
 @pytest.mark.parametrize("what", BROKEN_CHUNKS)
 def test_a_broken_chunk_ends_the_connection(ours, what):
     statuses = answers(ours.port, put("transfer-encoding: chunked") + BROKEN_CHUNKS[what] + SMUGGLED)
-    # The answer may not wait for the body.
+    # The server may answer before the body has arrived.
     assert len(statuses) <= 1 and 201 not in statuses, statuses
 
 
 @pytest.mark.parametrize("step", [1, -1])
 def test_chunks_win_over_a_length_and_end_the_connection(ours, step):
     fields = ["content-length: 2", "transfer-encoding: chunked"][::step]
-    # RFC 9112, 6.1: a server may go by the chunks, and then has to close the connection.
+    # RFC 9112, 6.1: a server may use the chunked encoding, but must close the connection afterwards.
     assert len(answers(ours.port, put(*fields) + chunked("{}") + SMUGGLED)) == 1
 
 
@@ -123,7 +123,7 @@ def test_a_head_that_is_too_large_is_refused_and_the_last(ours, what, port):
 def test_a_body_is_no_request(ours):
     assert answers(ours.port, f"{GET}content-length: {size(SMUGGLED)}\n\n{SMUGGLED}{LAST}") == [200, 200]
     assert answers(ours.port, f"{GET}transfer-encoding: chunked\n\n{chunked(SMUGGLED)}{LAST}") == [200, 200]
-    # Neither is what stands in a chunk's extension, or in a trailer.
+    # Neither chunk extensions nor trailers are parsed as a request.
     text = "2;PUT=1\n{}\n0\nx-put: PUT\n\n"
     assert answers(ours.port, GET + "transfer-encoding: chunked\n\n" + text + LAST) == [200, 200]
 

@@ -1,4 +1,5 @@
-"""Every HTTP request on a connection that stays open is answered, whatever is in it; the answer says if it is the last."""
+"""Every request on a persistent HTTP connection is answered, whatever it contains; the answer says whether the connection
+closes."""
 
 import base64
 import collections
@@ -9,7 +10,7 @@ from harness.management import leveret
 from harness.patience import PATIENCE
 
 SEED, REQUESTS = 20, 1500
-# Bytes of a body that no route takes.
+# The bytes of a body larger than any route accepts.
 LARGE = 8 << 20
 LOGIN = b"authorization: Basic " + base64.b64encode(b"guest:guest")
 METHODS = b"GET GET HEAD POST PUT DELETE OPTIONS PATCH TRACE get BREW".split()
@@ -23,7 +24,7 @@ MESSAGE = b'{"properties":{},"routing_key":"fuzz","payload":"x","payload_encodin
 
 
 def made_up(chance):
-    """A whole request, in the pieces in which it is sent. What tells where it ends is in order."""
+    """A random complete request, as the pieces in which it is sent. Its framing is valid."""
     body = chance.choice([b"", b"", b"", b"{}", b"x", b'{"a":1}', MESSAGE, b"y" * chance.randrange(1, 3000)])
     framing = [b"content-length: %d" % len(body)] if body else []
     if body and chance.random() < 0.3:
@@ -42,7 +43,7 @@ def made_up(chance):
 
 
 def mutated(chance, lines):
-    """A few bytes of them are others, more or fewer."""
+    """Changes, adds or removes a few bytes."""
     lines = [bytearray(line) for line in lines]
     for _ in range(chance.randrange(1, 4)):
         line = chance.choice(lines)
@@ -58,7 +59,7 @@ class Client:
         self.pending = b""
 
     def ask(self, pieces):
-        """The status of the answer, and whether it is the last; None if there is no answer."""
+        """The status of the answer, and whether the connection closes; `None` if there is no answer."""
         for piece in pieces:
             try:
                 self.socket.sendall(piece)

@@ -1,4 +1,4 @@
-"""The OpenAPI description says what is there: schemathesis asks by it, and judges the answers."""
+"""The OpenAPI description is accurate: schemathesis generates requests from it and checks the answers."""
 
 import json
 import os
@@ -16,17 +16,17 @@ from harness.patience import PATIENCE
 from harness.releases import RELEASES
 
 SECONDS = 4 * PATIENCE
-# Each operation is asked so often with made-up values, beside some dozens of times at the limits of what is described: more, and with
-# other seeds, in `make openapi` and `make soak`.
+# Random examples per operation, beside some dozens at the boundaries of the schema. `make openapi` and `make soak` use more,
+# and other seeds.
 EXAMPLES = int(os.environ.get("LEVERET_OPENAPI_EXAMPLES", "5"))
 SEED = os.environ.get("LEVERET_OPENAPI_SEED", "1")
-# What would end the server is left out, and checks that say 503.
+# Excludes operations that would end the server, and health checks that answer 503.
 LEFT_OUT = "drain|-listener"
 
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_answers_are_as_described(tmp_path, release):
-    # No user may lock itself out, so that schemathesis keeps its login: it asks as one that it cannot name.
+    # No request can name this user, so schemathesis cannot delete its own login.
     user = "of-the-tests-and-nobody-else"
     with leveret(tmp_path, "--compatibility", release) as ours:
         assert ours.status("PUT", f"users/{user}", {"password": "x", "tags": "administrator"}) == 201

@@ -33,7 +33,7 @@ def test_clients_and_their_shared_upstream_connections_are_shown(pool):
             channel.queue_declare("shared-by-all")
         clients = pool.get("leveret/clients", user=None)
         assert len(clients) == 3
-        # There may be for a moment another one, on which a login was verified.
+        # For a moment there may be another connection, which verified a login.
         pool.eventually("leveret/connections", lambda all: len(all) == 1 and all[0]["channels"] == 3)
         [shared] = pool.get("leveret/connections", user=None)
         assert {client["user"] for client in clients} == {"guest"} and shared["user"] == "guest"
@@ -47,7 +47,7 @@ def test_clients_and_their_shared_upstream_connections_are_shown(pool):
         leases = pool.get("leveret/leases", user=None)
         assert (leases["clients"], leases["upstream_connections"], leases["channels"]) == (3, 1, 3)
         assert pool.get("overview", user=None)["mode"] == "proxy"
-        # What they publish shares another one.
+        # Channels that publish share another connection.
         for count, channel in enumerate(channels, 1):
             channel.basic_publish("amq.fanout", "", b"x")
             is_placed = lambda both, all_channels=3 + count: sum(each["channels"] for each in both) == all_channels
@@ -80,7 +80,7 @@ def test_channels_of_a_client_with_a_failed_socket_are_no_longer_counted(pool):
         for number in (1, 2):
             client.open_channel(number)
         pool.eventually("connections", lambda shown: [each["channels"] for each in shown] == [2])
-        # A reset in place of an end.
+        # Resets the connection.
         client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     pool.eventually("overview", lambda shown: shown["object_totals"] == {"channels": 0, "connections": 0})
 
@@ -145,7 +145,7 @@ def test_a_drain_over_http_is_no_signal(tmp_path):
             assert ours.status("POST", "leveret/drain") == 204
         late.expect(CONNECTION_CLOSE)
         ours.server.child.send(signal.SIGTERM)
-        # As an orchestrator does that was told to drain first: it goes on, and is heard of.
+        # As an orchestrator does after a drain: SIGTERM is logged, and the drain continues.
         ours.server.child.wait_line(r"shutting down; a second signal exits immediately")
         assert ours.server.child.running()
         late.send_method(0, CONNECTION_CLOSE_OK)

@@ -1,4 +1,4 @@
-"""Clients of MQTT and STOMP are shown and closed like those of AMQP."""
+"""MQTT and STOMP clients are listed and closed like AMQP clients."""
 
 import socket
 
@@ -16,7 +16,7 @@ def ours(tmp_path_factory):
 
 
 def port(ours, protocol):
-    """As the overview tells it."""
+    """The port in the overview."""
     [listener] = [each for each in ours.get("overview")["listeners"] if each["protocol"] == protocol]
     assert ours.get(f"health/checks/protocol-listener/{protocol}") == {"status": "ok", "protocol": protocol}
     assert ours.get(f"health/checks/port-listener/{listener['port']}")["status"] == "ok"

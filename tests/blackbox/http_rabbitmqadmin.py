@@ -1,4 +1,4 @@
-"""The script rabbitmqadmin, as RabbitMQ's management plugin serves it, does the same with either server."""
+"""The rabbitmqadmin script of RabbitMQ's management plugin works alike with both servers."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 from harness.management import beside, leveret
 from harness.releases import RELEASES
 
-# Tables of definitions and messages: nothing in them differs from one server to another.
+# Tables of definitions and messages, which are the same on both servers.
 COMMANDS = [
     "declare vhost name=v",
     "declare user name=u password=p tags=management",
@@ -27,7 +27,7 @@ COMMANDS = [
     "list users name tags",
     "list permissions",
     "-V v list exchanges name type durable",
-    # RabbitMQ 4 does not choose columns of virtual hosts.
+    # RabbitMQ 4 ignores the columns for virtual hosts.
     "-V v -f raw_json list exchanges name",
     "-V v list queues name durable",
     "-V v list bindings source destination routing_key properties_key",
@@ -56,7 +56,7 @@ def outputs(request, tmp_path_factory):
 
 
 def told(answer):
-    """The lines in any order of rows, for RabbitMQ has none where it was not asked for one."""
+    """The lines sorted, because RabbitMQ's rows have no order unless one was requested."""
     code, output = answer
     return code, sorted(output.splitlines())
 

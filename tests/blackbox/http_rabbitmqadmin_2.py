@@ -1,4 +1,4 @@
-"""rabbitmqadmin 2, the program of its own that RabbitMQ 4 comes with, does the same with either server."""
+"""rabbitmqadmin 2, RabbitMQ 4's standalone program, works alike with both servers."""
 
 import itertools
 import json
@@ -12,9 +12,9 @@ from harness.management import beside
 from harness.patience import PATIENCE
 from harness.releases import RELEASES
 
-# Exit codes for a command line that can't be understood.
+# Exit codes for an invalid command line.
 EX_USAGE, USAGE = 64, 2
-# Tables of definitions and messages: nothing in them differs from one server to another.
+# Tables of definitions and messages, which are the same on both servers.
 COMMANDS = [
     "declare vhost --name v --description d --default-queue-type quorum",
     "declare user --name u --password p --tags management",
@@ -74,10 +74,10 @@ COMMANDS = [
 
 
 def rabbitmqadmin(management, *arguments, vhost="v"):
-    """Exit code, and the lines of what it prints in any order: that of rows is nobody's promise."""
+    """The exit code, and the output's lines sorted: the order of rows is not specified."""
     where = ("--host", management.host, "--port", management.port, "--vhost", vhost, "--non-interactive")
     argv = [*RELEASES["4"].inside, "/usr/bin/rabbitmqadmin", *where, *arguments]
-    # In a home of its own, since it reads a file of settings there.
+    # With an empty home directory, because it reads a settings file there.
     with tempfile.TemporaryDirectory() as home:
         environment = clean_environment(HOME=home)
         done = subprocess.run(list(map(str, argv)), env=environment, capture_output=True, text=True, timeout=PATIENCE)
@@ -94,11 +94,11 @@ def outputs(tmp_path_factory):
 def test_a_rabbitmqadmin_2_command_has_the_same_result_as_with_rabbitmq(outputs, number):
     ours, theirs = outputs
     assert ours[number] == theirs[number]
-    # Otherwise it was the command line that was wrong, and neither server was asked.
+    # Otherwise the command line was invalid, and neither server was asked.
     assert ours[number][0] not in (EX_USAGE, USAGE)
 
 
-# Not comparable line by line: names of nodes, memory, rates, salts. They fail if a key is missing or of another type.
+# Output that varies (node names, memory, rates, salts). The program fails if a key is missing or has another type.
 READABLE = [
     "list queues",
     "list nodes",
@@ -128,7 +128,7 @@ def filled(tmp_path_factory):
 def test_an_answer_can_be_read(filled, command):
     (ours, of_ours), (theirs, of_theirs) = (rabbitmqadmin(each, *command.split()) for each in filled)
     assert ours == theirs == 0, (of_ours, of_theirs)
-    # Of those RabbitMQ has more of its own.
+    # RabbitMQ has more rows for these.
     assert len(of_ours) == len(of_theirs) or command in ("list feature_flags", "list deprecated_features")
 
 

@@ -1,4 +1,4 @@
-"""Rates of what goes through, as they rise and fall."""
+"""Message rates rise and fall."""
 
 import pika
 import pytest

@@ -1,4 +1,4 @@
-"""Strangers who send the head of a request byte by byte keep nobody waiting, and are closed though each byte is in time."""
+"""Clients that send a request's head byte by byte block nobody, and are closed although each byte arrives in time."""
 
 import contextlib
 import selectors
@@ -11,7 +11,7 @@ from harness.management import leveret
 from harness.patience import PATIENCE
 from harness.websocket import WebSocketWire
 
-# Fewer than an HTTP listener has at once: they are closed for their slowness, not to make room.
+# Fewer than the connection limit: they are closed because they are slow, not to make room.
 STRANGERS = 200
 HEAD = b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\nx-slow: "
 ROUND_SECONDS = 0.2
@@ -45,22 +45,22 @@ def test_clients_sending_byte_by_byte_block_no_others_and_are_closed(ours, visit
             assert time.monotonic() < deadline, f"{len(selector.get_map())} are still read"
             byte = HEAD[sent : sent + 1] or b"x"
             for key in list(selector.get_map().values()):
-                # It may have been closed meanwhile, which shows below.
+                # It may be closed already, which is checked below.
                 with contextlib.suppress(ConnectionError):
                     key.fileobj.sendall(byte)
             sent += 1
-            # They are still at it, and others are served.
+            # They are still connected, and others are served.
             visit(ours)
             for key, _ in selector.select(ROUND_SECONDS):
                 ends.append(end_of(key.fileobj))
                 selector.unregister(key.fileobj)
-    # Told that it took too long, or nothing at all; never an answer to what was not asked.
+    # Answered with a timeout or closed, but never answered otherwise.
     assert set(ends) <= {"", "408"}, ends
     visit(ours)
 
 
 def end_of(stranger):
-    """The status of the answer that a stranger is closed with; nothing if there is none."""
+    """The status of the answer before the close; empty if there is none."""
     received = b""
     with contextlib.suppress(ConnectionResetError):
         while data := stranger.recv(4096):

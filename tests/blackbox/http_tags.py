@@ -1,4 +1,4 @@
-"""Tags decide what a user may ask: the same as in RabbitMQ."""
+"""Tags determine which requests a user may make, as in RabbitMQ."""
 
 import re
 
@@ -109,13 +109,13 @@ def both(request, tmp_path_factory):
 @pytest.mark.parametrize("path", PATHS)
 def test_anonymous_reads_get_the_same_status_as_in_rabbitmq(both, path):
     ours, theirs = both
-    # A refusal has a body, and RabbitMQ 4's has none.
+    # Refusals have a body; RabbitMQ 4's have none.
     assert ours.status("GET", path, user=None) == theirs.status("GET", path, user=None)
 
 
 def as_all(management, method, path, body=None):
     answers = [management.ask(method, path, body, user=f"m_{tag}:x") for tag in TAGS]
-    # What a refusal says is part of the answer.
+    # The text of a refusal is part of the answer.
     return [(status, answer if status == 401 else None) for status, _, answer in answers]
 
 
@@ -143,7 +143,7 @@ OWN = {
     ("DELETE", "leveret/spool/waiting"),
     *(("POST", f"leveret/spool/{action}") for action in ("parked/requeue", "pause", "resume", "drain")),
 }
-# Of a node that is not there RabbitMQ makes 500.
+# RabbitMQ answers 500 for an unknown node.
 OF_A_NODE = {("POST", "queues/quorum/replicas/on/{node}/grow")}
 OF_CONNECTIONS = {("DELETE", "connections/{name}"), ("DELETE", "connections/username/{user}")}
 
@@ -165,13 +165,13 @@ def test_access_to_connections_of_other_users_is_the_same_as_in_rabbitmq(both):
     for method in ("GET", "DELETE"):
         for by_name in (True, False):
             ours, theirs = (asked_of_a_connection(management, method, by_name) for management in both)
-            # By the name of a user RabbitMQ refuses, too, but trips over its own words.
+            # RabbitMQ refuses by user name too, but fails while it formats the error.
             theirs = [mine if status == 500 and mine[0] == 401 else (status, answer) for mine, (status, answer) in zip(ours, theirs)]
             assert ours == theirs, (method, by_name)
 
 
 def asked_of_a_connection(management, method, by_name):
-    """What each tag is answered about a connection that another user has open."""
+    """The answers to users with each tag about another user's connection."""
     parameters = pika.ConnectionParameters(
         "127.0.0.1", management.server.port, "v1", pika.PlainCredentials("m_", "x"), heartbeat=0
     )

@@ -1,4 +1,4 @@
-"""Nobody without a login keeps others from HTTP, and nobody at all keeps health and metrics from being answered."""
+"""Clients without a login cannot block HTTP for others, and nobody can block health checks and metrics."""
 
 import base64
 import contextlib
@@ -10,7 +10,7 @@ from harness.management import leveret
 from harness.metrics import wait_until
 from harness.patience import PATIENCE
 
-# More than twice of what an HTTP listener has at once, so that each place is taken by one of them.
+# More than twice the HTTP connection limit, so that they occupy every slot.
 MANY = 600
 PROBES = ("/healthz", "/readyz", "/metrics")
 WRONG = "authorization: Basic " + base64.b64encode(b"nobody:wrong").decode()
@@ -28,18 +28,18 @@ UNFINISHED = {
 
 @contextlib.contextmanager
 def held(port, request):
-    """Many connections on which a request was begun."""
+    """Many connections with a partial request."""
     with contextlib.ExitStack() as stack:
         for _ in range(MANY):
             each = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE))
-            # The server may have closed it for those behind it.
+            # The server may have closed it to make room.
             with contextlib.suppress(ConnectionError):
                 each.sendall(request.encode())
         yield
 
 
 def status(port, path, headers=""):
-    """That of an answer on a connection of its own; None if there is no answer."""
+    """The status of an answer on a new connection; `None` if there is no answer."""
     with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as client:
         with contextlib.suppress(ConnectionError):
             client.sendall(f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n{headers}\r\n".encode())
@@ -68,11 +68,11 @@ def test_strangers_keep_nobody_from_the_metrics_listener(ours):
 
 
 def test_users_keep_nobody_from_health_and_metrics(ours):
-    # Beyond the size from which bodies wait for their turn, so that all of them are at work.
+    # Above the size from which bodies wait for a permit, so that all connections are at work.
     request = f"POST /api/definitions HTTP/1.1\r\nhost: 127.0.0.1\r\n{GOOD}\r\ncontent-length: {2 << 20}\r\n\r\n"
     with held(ours.port, request):
         for _ in range(3):
             assert {path: status(ours.port, path) for path in PROBES} == dict.fromkeys(PROBES, 200)
-        # Until the server has read what all of them began.
+        # Until the server has read the beginning of all requests.
         wait_until(lambda: status(ours.port, "/api/overview", GOOD + "\r\n") == 503)
     wait_until(lambda: status(ours.port, "/api/overview", GOOD + "\r\n") == 200)

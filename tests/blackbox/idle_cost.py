@@ -50,16 +50,16 @@ def test_s3_idle_clients_of_an_upstream_stay_small(targets, tmp_path, published,
 
 
 def idle(server, use, settled):
-    """The memory that clients take who have used their connection and do nothing any more, once settled."""
-    # What is allocated once, whatever the number of connections, is not an idle connection's cost; what the first ones
-    # would leave behind, the others would use again.
+    """The resident memory of clients that have used their connection and are idle, once settled."""
+    # One-time allocations are not part of an idle connection's cost, and memory freed by the first clients would be reused by
+    # the later ones; so the first clients come before the measurement.
     first = connected(server, FIRST, use)
     settled(FIRST)
     before = resident_bytes(server.pid)
     wires = connected(server, CONNECTIONS, use)
     settled(FIRST + CONNECTIONS)
     grown = resident_bytes(server.pid) - before
-    # They are sessions, not merely sockets.
+    # They are open sessions, not just sockets.
     for wire in (wires[0], wires[-1]):
         wire.open_channel(2)
     for wire in first + wires:

@@ -1,4 +1,4 @@
-"""S4: limits on connections, channels and rates: who exceeds them is told so, or waits; everybody else goes on."""
+"""S4: limits on connections, channels and rates: clients above a limit are refused or delayed; all others continue."""
 
 import contextlib
 import struct
@@ -15,7 +15,7 @@ from harness.metrics import metric, wait_until
 from harness.patience import PATIENCE
 from harness.wire import CHANNEL_OPEN, CONNECTION_CLOSE, CONNECTION_TUNE, Wire, close_of, short_string
 
-# Clients that come at the same time, where one a second is allowed.
+# Concurrent clients, where one per second is allowed.
 AT_ONCE = 10
 
 
@@ -34,7 +34,7 @@ def exceeded(server, limit):
     return metric(server, f'leveret_limit_exceeded_total{{limit="{limit}"}}')
 
 
-def told(wire):
+def refused_channel(wire):
     wire.send_method(2, CHANNEL_OPEN, short_string(""))
     return wire.connection_error()
 
@@ -47,18 +47,18 @@ def test_s4_a_channel_too_many_closes_its_connection_and_no_other(targets, tmp_p
         first.channel()
         with Wire(server.port) as second:
             second.handshake().open_channel()
-            code, text = told(second)
+            code, text = refused_channel(second)
         where = {"": "", "_per_ip": " per address", "_per_user": " per user"}[scope]
         assert (code, text) == (530, f"NOT_ALLOWED - channel limit{where} (2) is reached")
         assert exceeded(server, name) == 1
-        # The server notices in its own time that the second is gone.
+        # The server notices the closed connection some time later.
         wait_until(lambda: opens_one_after_the_other(server))
         first.close()
         server.stop()
 
 
 def opens_one_after_the_other(server):
-    """Whether there is room for a channel, and again once that is closed."""
+    """Whether a channel can be opened, and another one after it is closed."""
     connection = connect(server)
     try:
         connection.channel().close()
@@ -79,8 +79,7 @@ def test_connections_that_come_too_fast_are_refused_for_a_moment(tmp_path, scope
 
 
 def come_too_fast(server, scope=""):
-    """Whether clients that come at the same time exceed the rate. Of those that log in one after the other a slow machine could forgive the
-    first when the second comes."""
+    """Whether concurrent clients exceed the rate. On a slow machine, sequential logins may be slow enough to be allowed."""
     with contextlib.ExitStack() as stack:
         for _ in range(AT_ONCE):
             stack.enter_context(Wire(server.port))
@@ -97,16 +96,16 @@ def lets_in(server):
 
 def test_a_user_over_its_connection_rate_is_refused_with_the_reason(tmp_path):
     with leveret(tmp_path, "--max-connection-rate-per-user", "1") as server:
-        told = []
-        wait_until(lambda: told.extend(refusals_of_many(server)) or told)
-        for code, text in told:
+        refusals = []
+        wait_until(lambda: refusals.extend(refusals_of_many(server)) or refusals)
+        for code, text in refusals:
             assert code == 530
             assert "connection rate limit per user (1/s) is reached" in text
         server.stop()
 
 
 def refusals_of_many(server):
-    """What those are told who may not open a connection, of clients that ask for it at the same time."""
+    """The errors that refused clients receive, of clients that open a connection at the same time."""
     with contextlib.ExitStack() as stack:
         wires = [stack.enter_context(Wire(server.port)) for _ in range(AT_ONCE)]
         for wire in wires:
@@ -120,8 +119,8 @@ def refusals_of_many(server):
 
 @pytest.mark.parametrize("scope", ["", "_per_ip", "_per_user"])
 def test_s2_a_client_over_the_receive_rate_waits_and_loses_nothing(targets, tmp_path, target_name, scope):
-    # Almost two seconds' worth, of which one may come at once. So little that it is there with the first read, however slow the
-    # machine is.
+    # Almost two seconds' worth, of which one may arrive at once. Small enough to arrive with the first read, even on a slow
+    # machine.
     rate, size = 20_000, 36_000
     flags = [f"--max-receive-rate{scope.replace('_', '-')}", str(rate)]
     with target(target_name, targets, tmp_path, *flags) as server:
@@ -131,10 +130,10 @@ def test_s2_a_client_over_the_receive_rate_waits_and_loses_nothing(targets, tmp_
         channel.confirm_delivery()
         began = time.monotonic()
         channel.basic_publish("", queue, b"x" * size)
-        # All was read at once, so that it is the next request that waits.
+        # Everything was read at once, so the next request has to wait.
         assert channel.basic_get(queue, auto_ack=True)[2] == b"x" * size
         seconds = time.monotonic() - began
-        # Never faster; how much slower depends on the machine.
+        # Never faster than this; how much slower depends on the machine.
         assert seconds > (size - rate) / rate - 0.1
         assert exceeded(server, "receive_rate" + scope) > 0
         connection.close()
@@ -148,7 +147,7 @@ def test_a_heartbeat_is_not_missed_for_want_of_reading(tmp_path):
             channel = connection.channel()
             queue = channel.queue_declare("", exclusive=True).method.queue
             channel.basic_publish("", queue, b"x" * 60_000)
-            # Not read for some eleven seconds, of which it would have to be heard every six.
+            # Not read for about eleven seconds, with a heartbeat expected every six.
             assert channel.queue_declare(queue, passive=True).method.message_count == 1
         server.stop()
 
@@ -180,7 +179,7 @@ def test_one_clients_rate_is_not_anothers(tmp_path, targets):
         flood = connect(server).channel()
 
         def send():
-            # Far more than sockets hold, and than is read before the other is done.
+            # Far more than the sockets buffer, and than is read before the other client is done.
             with contextlib.suppress(pika.exceptions.AMQPError):
                 while True:
                     flood.basic_publish("amq.fanout", "", b"x" * 100_000)
@@ -193,7 +192,7 @@ def test_one_clients_rate_is_not_anothers(tmp_path, targets):
         with pika.BlockingConnection(pika.URLParameters(uri)) as connection:
             for _ in range(50):
                 connection.channel()
-        # The flood would have waited for minutes for what it has sent into its socket.
+        # Otherwise the flood would wait for minutes for what is in its socket.
         assert metric(server, "leveret_received_bytes_total") < before + 20_000_000
         assert sending.is_alive()
     sending.join(PATIENCE)

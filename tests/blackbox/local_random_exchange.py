@@ -1,4 +1,4 @@
-"""Exchanges of type x-local-random, which RabbitMQ 4 has, give each message to one of their queues; so does Leveret that follows it."""
+"""RabbitMQ 4's x-local-random exchanges route each message to one random queue; so does Leveret with that compatibility."""
 
 import collections
 import uuid
@@ -15,7 +15,7 @@ MESSAGES = 3_000
 
 @pytest.fixture
 def name():
-    """Of an exchange that no other test has: RabbitMQ deletes what was exclusive some time after its connection."""
+    """An unused exchange name: RabbitMQ deletes exclusive queues some time after their connection closes."""
     return f"chosen-at-random-{uuid.uuid4()}"
 
 
@@ -36,7 +36,7 @@ def channel(target, name, queues):
 
 
 def refused(channel, call, *arguments):
-    """The code and the text with which a call closes a channel of its own."""
+    """The code and text with which a call closes its channel."""
     own = channel.connection.channel()
     with pytest.raises(pika.exceptions.ChannelClosedByBroker) as closed:
         getattr(own, call)(*arguments)

@@ -1,4 +1,4 @@
-"""Nobody guesses a password by trying many, whatever the protocol; others at the same address are let in all the while."""
+"""Failed logins are limited, over every protocol; other users of the same address can log in meanwhile."""
 
 import itertools
 import time
@@ -12,7 +12,7 @@ from harness.mqtt_client import MqttClient
 from harness.stomp_client import StompWire
 
 ANY = "127.0.0.1:0"
-# More than the wrong passwords for a user that are looked at within these seconds of the first.
+# More than the wrong passwords per user that are checked within this many seconds after the first.
 GUESSES = 40
 WINDOW_SECONDS = 60
 
@@ -59,7 +59,7 @@ def over_http(server, user, password):
 
 @pytest.mark.parametrize("enter", [over_amqp, over_mqtt, over_stomp, over_http])
 def test_guessing_ends_for_that_user_and_for_nobody_else(server, enter):
-    # Again with another user, if the machine was too slow for it.
+    # Repeated with another user if the machine was too slow.
     for user in (f"u-{number}" for number in itertools.count()):
         add_user(server, user)
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""The log says why a login was refused; the client learns no more than with RabbitMQ."""
+"""The log says why a login was refused; the client gets the same error as from RabbitMQ."""
 
 import pika
 import pika.exceptions
@@ -52,7 +52,7 @@ def test_a_remote_login_as_guest_is_refused_and_the_reason_is_logged(tmp_path):
     with leveret(tmp_path, "--proxy-protocol", "v1", "--trusted-proxies", "127.0.0.1") as server:
         wire = Wire(server.port)
         wire.send(AFAR)
-        # A client without authentication_failure_close is just closed.
+        # Without authentication_failure_close the connection is just closed.
         with pytest.raises(Closed):
             wire.handshake()
         server.child.wait_line('login refused.*user="guest" why="user can only log in via localhost"')
@@ -64,7 +64,7 @@ def test_the_warning_of_a_refused_login_has_a_limited_part_of_the_name(tmp_path)
         port = int(server.child.wait_line(r"^stomp +listening on stomp://[^\s/]+:(\d+)").group(1))
         assert StompWire(port).connect(login="n" * 10_000)[0] == "ERROR"
         server.child.wait_line('WARN.*login refused.*user="n{255}" why=')
-        # Others are named in full, and so is the virtual host that they may not open.
+        # Other refusals are logged with the user, and the virtual host that could not be opened.
         assert StompWire(port).connect(host="nowhere")[0] == "ERROR"
         server.child.wait_line('WARN.*login refused.*user="guest" why="vhost nowhere not found"')
         server.stop()

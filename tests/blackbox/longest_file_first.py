@@ -1,11 +1,11 @@
-"""Workers are handed the longest files first, by what each took in the last whole run. Shown by a run of three files, apart."""
+"""Workers get the longest files first, by their durations in the last complete run. Shown by a separate run of three files."""
 
 import json
 import subprocess
 import sys
 
 from harness.leveret import ROOT
-from harness.longest_first import FIRST, longest_first
+from harness.longest_first import SLOWEST, longest_first
 from harness.patience import PATIENCE
 
 CONFTEST = """
@@ -14,7 +14,7 @@ import harness.longest_first
 from conftest_of_all import pytest_addoption
 
 pytest_plugins = ["harness.longest_first"]
-harness.longest_first.KEPT = Path(__file__).parent / "durations.json"
+harness.longest_first.DURATIONS_FILE = Path(__file__).parent / "durations.json"
 """
 SETTINGS = f"""
 [pytest]
@@ -33,22 +33,22 @@ def test_files_are_ordered_by_their_durations_in_the_last_whole_run(tmp_path):
     (tmp_path / "conftest_of_all.py").symlink_to(ROOT / "tests" / "conftest.py")
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "pytest.ini").write_text(SETTINGS)
-    # Nothing is known yet: by the number of tests.
+    # Nothing was measured yet: sorted by the number of tests.
     assert order(tmp_path) == ["three", "one", "two"]
     kept = tmp_path / "durations.json"
     assert sorted(json.loads(kept.read_text())) == ["inner/one.py", "inner/three.py", "inner/two.py"]
     seconds = json.dumps({"inner/three.py": 1, "inner/two.py": 3, "inner/one.py": 2})
     kept.write_text(seconds)
-    # A run of a part says nothing about the whole.
+    # A partial run does not change the durations.
     assert order(tmp_path, "-k", "test_a") == ["two", "one", "three"]
     assert order(tmp_path, "--client", "pika") == ["two", "one", "three"]
     assert kept.read_text() == seconds
 
 
 def order(directory, *arguments):
-    """The files in the order in which one worker ran them."""
+    """The order in which one worker ran the files."""
     argv = [sys.executable, "-m", "pytest", "-n", "1", "--dist", "loadfile", "--no-loadscope-reorder", "-v", *arguments]
-    # In the directory that tests share it would take away the permissions that some of them give to others.
+    # In the shared directory, pytest would remove permissions that some tests set for other users.
     argv += ["--basetemp", directory / "kept"]
     environment = {"PATH": "/usr/bin:/bin", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(argv, cwd=directory, env=environment, capture_output=True, text=True, timeout=PATIENCE)
@@ -64,4 +64,4 @@ def test_a_new_file_goes_before_those_that_are_known_and_keeps_its_order():
 
 
 def test_the_files_preferred_on_a_new_machine_exist():
-    assert [file for file in FIRST if not (ROOT / "tests" / file).exists()] == []
+    assert [file for file in SLOWEST if not (ROOT / "tests" / file).exists()] == []

@@ -20,14 +20,14 @@ from harness.wire import BASIC_PUBLISH, BODY, HEADER, METHOD, QUEUE_DECLARE_OK, 
 
 QUEUES = int(os.environ.get("LEVERET_QUEUES", "30000"))
 MESSAGES = int(os.environ.get("LEVERET_MESSAGES", "1000000"))
-# Declared, and published, before the measurement: what is allocated once is no queue's, and no message's.
+# Created before the measurement: one-time allocations are not part of a queue's or a message's cost.
 FIRST = 1000
 FIGURES = bool({"LEVERET_QUEUES", "LEVERET_MESSAGES"} & set(os.environ))
 SLACK = 1 if FIGURES else 2
 QUEUE_ALLOWED, MESSAGE_ALLOWED = 1024 * SLACK, 100 * SLACK
 PASSIVE, DURABLE, NO_WAIT = 1, 2, 16
 STEP = 10_000
-# Over which the allocator returns most of what is free.
+# The allocator returns most of the free memory within this time.
 SECONDS = 8 if FIGURES else 0
 
 
@@ -41,7 +41,7 @@ def declare_durable(wire, first, last):
     for step in range(first, last, STEP):
         numbers = range(step, min(step + STEP, last))
         wire.send(b"".join(queue_declare(f"queue.{number}", DURABLE | NO_WAIT) for number in numbers))
-        # The answer comes when all before it is on disk.
+        # Answered once everything before it is on disk.
         wire.send(queue_declare(f"queue.{numbers[-1]}", DURABLE))
         wire.expect(QUEUE_DECLARE_OK)
 
@@ -60,7 +60,7 @@ def publish(wire, queue, count):
 
 
 def settled_bytes(pid):
-    """The least resident memory of some seconds, where figures are measured; otherwise what there is now."""
+    """The minimum of the resident memory over some seconds when figures are measured; otherwise the current value."""
     least = resident_bytes(pid)
     for _ in range(SECONDS):
         time.sleep(1)
@@ -69,7 +69,7 @@ def settled_bytes(pid):
 
 
 def expect_small(server, before, count, what, allowed):
-    """Waits until each takes no more than is allowed: the allocator returns what is free in its own time."""
+    """Waits until each object takes no more than is allowed: the allocator returns free memory with a delay."""
     each = float("inf")
 
     def is_small():

@@ -1,4 +1,4 @@
-"""Metrics under RabbitMQ's names: what its dashboards read is there, means the same, and is of the same type."""
+"""RabbitMQ's metrics: those that its dashboards read exist, with the same meaning and type."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from harness.releases import RELEASES, missing
 
 METRICS = Path(__file__).parents[1] / "metrics"
 NEEDED = {"3.10": METRICS / "rabbitmq_overview.txt", "4": METRICS / "rabbitmq_overview_4.txt"}
-# Here alone: of an earlier RabbitMQ, whose dashboards are still in use.
+# Only here: metrics of an earlier RabbitMQ, whose dashboards are still in use.
 NOT_IN_RABBITMQ = {
     "3.10": set(),
     "4": {
@@ -23,7 +23,7 @@ NOT_IN_RABBITMQ = {
         "rabbitmq_process_open_tcp_sockets",
     },
 }
-# Not here, by the beginning of the name, and why.
+# Not here, by the beginning of the name, with the reason.
 LEFT_OUT = {
     "rabbitmq_erlang_": "Erlang's own",
     "rabbitmq_raft_": "a quorum queue has one replica, and no Raft log",
@@ -44,9 +44,9 @@ LEFT_OUT = {
     "rabbitmq_queue_": "sums over queues: rabbitmq_global_* tell of all; bytes of unsettled messages are not counted",
     "rabbitmq_global_messages_dead_lettered_confirmed_total": "dead letters are never lost between two queues of one node",
 }
-# Deliveries are counted by queues, without regard to the protocol of the consumer; all queue types are one implementation.
+# Queues count deliveries independently of the consumer's protocol; all queue types are one implementation.
 WITHOUT_PROTOCOL = ("acknowledged", "delivered", "get_empty", "redelivered", "consumers")
-# The same workload has to show the same here.
+# Values that must be equal after the same workload.
 COMPARED = [
     "rabbitmq_channels",
     "rabbitmq_connections",
@@ -88,7 +88,7 @@ def version(request):
 
 @pytest.fixture(scope="module")
 def rabbitmq(tmp_path_factory, version):
-    """A RabbitMQ with its metrics, as soon as it has counted what a client did."""
+    """A RabbitMQ with its metrics, once it has counted a client's actions."""
     [port] = free_ports(1)
     settings = (f"prometheus.tcp.port = {port}", "prometheus.tcp.ip = 127.0.0.1", "collect_statistics_interval = 1000")
     directory = tmp_path_factory.mktemp("rabbitmq") / "server"
@@ -127,7 +127,7 @@ def test_the_same_work_shows_the_same_as_at_rabbitmq(ours, rabbitmq, version):
     at_work = [work(server.uri) for server in (ours, rabbitmq)]
     shown = lambda server: {name: scrape(server.http + "/metrics").value(name) for name in COMPARED}
     mine = shown(ours)
-    # RabbitMQ counts now and then.
+    # RabbitMQ updates its statistics periodically.
     wait_until(lambda: shown(rabbitmq)["rabbitmq_queue_messages_unacked"] == mine["rabbitmq_queue_messages_unacked"])
     wait_until(lambda: shown(rabbitmq) == mine or print(difference(shown(rabbitmq), mine)))
     if version == "4":
@@ -142,7 +142,7 @@ def test_no_name_is_made_up_and_types_are_the_same(ours, rabbitmq, version):
     ours_alone = {name for name in mine.types if name.startswith("rabbitmq_")} - set(theirs.types)
     assert ours_alone == NOT_IN_RABBITMQ[version]
     for name in set(mine.types) & set(theirs.types):
-        # An alarm has no type there.
+        # RabbitMQ's alarms have no type.
         assert theirs.types[name] in (mine.types[name], "untyped"), name
 
 
@@ -167,7 +167,7 @@ def test_the_identity_has_the_labels_that_expressions_join_by(ours, rabbitmq):
 
 
 def work(uri):
-    """Something of everything; returns the connection, which stays open."""
+    """Performs every counted operation; returns the connection, which stays open."""
     connection = pika.BlockingConnection(pika.URLParameters(uri))
     plain, confirmed, consuming = (connection.channel() for _ in range(3))
     plain.queue_declare("a", durable=True)
@@ -200,7 +200,7 @@ def work(uri):
 
 
 def sizes(server):
-    """How many messages over AMQP were at most that long; and, in order, their number and bytes."""
+    """The buckets of AMQP message sizes with their counts; and the number and bytes of messages."""
     samples = scrape(server.http + "/metrics").families["rabbitmq_message_size_bytes"]
     of_amqp = [(labels, value) for labels, value in samples if labels["protocol"] == "amqp091"]
     totals = sorted(value for labels, value in of_amqp if "le" not in labels)

@@ -19,9 +19,9 @@ from harness.patience import PATIENCE
 from harness.websocket import WebSocketWire
 
 FEW, MANY = 1_000, 10_000
-# Ten times the queues cost ten times as much; were it a hundred times, some loop would be in another.
+# Ten times the queues should cost ten times as much; a hundred times would mean a nested loop.
 COSTS_TIMES = 30
-# Of the server's CPU time, in which the clock has enough ticks.
+# Seconds of the server's CPU time, enough clock ticks for a measurement.
 MEASURED_SECONDS = 0.3
 
 
@@ -50,7 +50,7 @@ def test_per_object_tells_each_queue_connection_and_channel(server):
         assert apart.value("rabbitmq_connection_channels", user="guest", vhost="/") == 1
         assert apart.value("rabbitmq_connection_incoming_bytes_total") > 0
         assert apart.value("rabbitmq_consumer_prefetch", channel="1") == 3
-        # Everything else is as it is without.
+        # All other metrics are unchanged.
         together = scrape(server.metrics + "/metrics")
         assert together.value("rabbitmq_queue_messages_ready") == 3
         assert set(together.families) - set(apart.families) == set()
@@ -152,7 +152,7 @@ def declare(channel, numbers):
 
 
 def scrape_cost(server, path):
-    """CPU seconds that it costs the server, whatever else runs on the machine."""
+    """The server's CPU seconds for a scrape, independent of other load on the machine."""
     scrapes, before = 0, processor_seconds(server.pid)
     while (cost := processor_seconds(server.pid) - before) < MEASURED_SECONDS:
         scraped(server.metrics + path)
@@ -166,6 +166,6 @@ def scraped(url):
 
 
 def processor_seconds(pid):
-    """User's and system's time of a process (proc_pid_stat(5))."""
+    """User and system time of a process (proc_pid_stat(5))."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,4 +1,4 @@
-"""Everything of a broker moves to a RabbitMQ while clients go on, and the broker is a pool in front of it at the end."""
+"""A broker moves to a RabbitMQ with everything in it while clients continue, and ends as a pool in front of it."""
 
 import socket
 import stat
@@ -36,7 +36,7 @@ def test_everything_moves_and_the_broker_is_a_pool(movable, cluster):
     movable.ctl("set_policy", "long", "^moved$", '{"max-length": 100000}')
     printed = movable.ctl(*to(cluster))
     assert "this server is a pool" in printed, printed
-    # The same command again tells the same.
+    # Repeating the command reports the same.
     assert "everything has moved already" in movable.ctl(*to(cluster))
     for server in (movable, cluster):
         with connect(server) as client:
@@ -57,7 +57,7 @@ def test_everything_moves_and_the_broker_is_a_pool(movable, cluster):
     assert not [exchange for exchange in api.get("exchanges") if exchange["name"].startswith("leveret.")]
     record = movable.directory / "data" / "migration.json"
     assert stat.S_IMODE(record.stat().st_mode) == 0o600
-    # It stays one.
+    # A restart is a pool again.
     movable.end_successor()
     movable.restart()
     movable.server.child.wait_line("this broker has moved, and is a pool in front of amqp://127.0.0.1")
@@ -66,8 +66,8 @@ def test_everything_moves_and_the_broker_is_a_pool(movable, cluster):
 
 
 def test_clients_go_on_and_none_is_refused(movable, cluster):
-    """A publisher with confirms and a consumer that acknowledges, both of which connect again, lose nothing; and clients that come
-    all the while to a Unix socket find it."""
+    """A confirming publisher and an acknowledging consumer, which reconnect, lose nothing; clients that connect to a Unix
+    socket meanwhile are served."""
     path = with_unix_socket(movable)
     fill(movable, "busy", numbers(2000))
     over, sent, seen, troubles, refusals = threading.Event(), [], [], [], []
@@ -118,7 +118,7 @@ def test_clients_go_on_and_none_is_refused(movable, cluster):
         client.start()
     try:
         wait_until(lambda: len(seen) > 50)
-        # The first of the addresses is that of a node that is down.
+        # The first address is that of a stopped node.
         with socket.socket() as down:
             down.bind(("127.0.0.1", 0))
             nodes = f"amqp://127.0.0.1:{down.getsockname()[1]},amqp://127.0.0.1:{cluster.port}"
@@ -169,7 +169,7 @@ def test_two_virtual_hosts_and_queues_of_all_kinds(movable, cluster):
         channel = client.channel()
         for number in range(30):
             channel.basic_publish("", "ranked", str(number).encode(), pika.BasicProperties(priority=number % 3))
-    # Not persistent.
+    # Transient messages.
     fill(movable, "light", numbers(20), properties=pika.BasicProperties())
     other = pika.BlockingConnection(pika.URLParameters(f"{movable.uri}/two"))
     other.channel().queue_declare("there", durable=True)
@@ -199,7 +199,7 @@ def test_refused_definitions_are_reported_before_any_message_moves(movable, clus
 
 
 def test_queues_that_end_by_themselves_are_there_at_the_end(movable, cluster):
-    """One that is deleted when nobody uses it, while nobody consumes there yet; and one that ends with its last consumer."""
+    """An auto-delete queue without a consumer at the target, and a queue whose last consumer is cancelled."""
     fill(movable, "fleeting", numbers(10), arguments={"x-expires": 600_000})
     with connect(movable) as client:
         channel = client.channel()
@@ -215,7 +215,7 @@ def test_queues_that_end_by_themselves_are_there_at_the_end(movable, cluster):
 
 
 def test_a_broker_again_stays_one_and_can_move_again(movable, cluster):
-    """Its queues are empty, and messages that come to them are not left behind by the record of the first move."""
+    """Its queues are empty, and messages published afterwards are not orphaned by the record of the first move."""
     fill(movable, "again", numbers(5))
     movable.ctl(*to(cluster))
     movable.end_successor()

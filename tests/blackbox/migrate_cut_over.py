@@ -1,4 +1,4 @@
-"""The moments in which a broker becomes a pool: what is started, stopped, published or asked for in them loses no message."""
+"""The moments in which a broker becomes a pool: starts, stops, publishes and requests at that time lose no message."""
 
 import os
 import shutil
@@ -28,7 +28,7 @@ def phase(movable):
 
 
 def closed(movable, cluster, queue):
-    """The API of a broker that has moved all messages of a queue, and waits for the last definitions."""
+    """The API of a broker that has moved a queue's messages and waits for the last definitions."""
     fill(movable, queue, numbers(10))
     movable.ctl(*to(cluster, "--stay"))
     wait_until(lambda: movable.moved() == 10)
@@ -39,7 +39,7 @@ def closed(movable, cluster, queue):
 
 
 def is_asked(movable):
-    """Whether a successor is connected to the socket at which a process is asked to leave (unix(7): beside the one that listens)."""
+    """Whether a successor is connected to the takeover socket (unix(7): a connection beside the listener)."""
     sockets = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
     name = f"/127.0.0.1:{movable.amqp}"
     return len([words for words in sockets if words[-1].startswith("@leveret-takeover/") and words[-1].endswith(name)]) > 1
@@ -62,15 +62,15 @@ def test_no_upgrade_begins_in_the_middle(movable, cluster):
 
 
 def test_a_successor_that_has_been_started_by_hand_is_the_pool_as_well(tmp_path, movable, cluster):
-    """It finds no record when it starts, and waits for a broker that has written one when it ends."""
+    """It starts before there is a record, and waits for the broker, which writes the record before it exits."""
     api = closed(movable, cluster, "by-hand")
     listeners = ("--amqp", f"127.0.0.1:{movable.amqp}", "--http", f"127.0.0.1:{movable.http_port}")
     data = ("--data-dir", str(movable.directory / "data"), "--take-over", "on")
     with leveret(tmp_path / "by-hand", *listeners, *data, wait=False) as successor:
-        # It has read its configuration and prints nothing while it waits; the broker answers once it is a pool.
+        # It has read its configuration and waits silently; the broker answers once it is a pool.
         wait_until(lambda: is_asked(movable) or not successor.child.running())
         assert api.status("POST", "leveret/migration/finish") == 200
-        # The broker's own successor may take over from this one, which closes clients: so none is opened.
+        # The broker's own successor may take over from this one and close its clients, so the test opens none.
         successor.child.wait_line("mode: pool")
         assert bodies(take_all(cluster, "by-hand")) == numbers(10)
         assert "mode: broker" not in successor.child.output()
@@ -135,7 +135,7 @@ def test_a_move_is_not_replaced_by_another(movable, cluster):
         assert status == 400 and "--stop first" in told["reason"], told
     words = ("migrate", "--to", other, "--to-management", cluster.http)
     assert "--stop first" in movable.ctl.fails(*words)
-    # A request that was meant for another one.
+    # A request that names another move.
     for named in ({"direction": "from"}, {"direction": "to", "addresses": [other]}):
         status, _, told = api.ask("POST", "leveret/migration/cut-over", named)
         assert status == 409 and "not the requested one" in told["reason"], told

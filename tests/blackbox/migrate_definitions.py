@@ -1,4 +1,4 @@
-"""All kinds of definitions move, and what the target refuses is told for each of them, before anything moves."""
+"""Definitions of all kinds move; each one that the target refuses is reported before any message moves."""
 
 import pika
 import pytest
@@ -35,7 +35,7 @@ def test_every_kind_of_definition_moves(movable, cluster):
     told = movable.ctl(*to(cluster, "--stay"))
     assert f"queue 'shop' '{named}' does not move" in told
     here, there = ours.get("definitions"), theirs.get("definitions")
-    # RabbitMQ exports no internal exchanges.
+    # RabbitMQ's export omits internal exchanges.
     there["exchanges"] = theirs.get("exchanges")
     here["queues"] = [queue for queue in here["queues"] if queue["name"] != named]
     compared = {
@@ -72,7 +72,7 @@ def test_a_policy_unknown_to_the_target_is_reported(movable, cluster):
 
 
 def test_a_queue_denied_by_the_target_is_reported(movable, cluster):
-    """RabbitMQ 4.3 denies queues that are not durable, 3.10 takes them."""
+    """RabbitMQ 4.3 refuses non-durable queues, 3.10 accepts them."""
     with connect(movable) as client:
         client.channel().queue_declare("passing", durable=False)
         client.channel().queue_bind("passing", "amq.direct", "k")

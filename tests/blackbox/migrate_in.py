@@ -1,4 +1,4 @@
-"""Everything of a RabbitMQ moves into a Leveret, while clients go on there."""
+"""A RabbitMQ moves into a Leveret with everything in it, while RabbitMQ's clients continue."""
 
 import pika
 import pytest
@@ -40,7 +40,7 @@ def test_everything_comes_with_all_that_it_is(movable, cluster):
     dry = movable.ctl(*from_(cluster, "--dry-run"))
     assert "would make queue '/' 'moved'" in dry and Management(cluster, movable.ctl.url).get("queues") == []
     movable.ctl(*from_(cluster))
-    # All of it is on the disk.
+    # All messages are on disk.
     movable.restart()
     found = take_all(movable, "moved")
     assert bodies(found) == numbers(300)
@@ -52,7 +52,7 @@ def test_everything_comes_with_all_that_it_is(movable, cluster):
     with pika.BlockingConnection(pika.URLParameters(f"amqp://ann:secret@127.0.0.1:{movable.amqp}")) as client:
         client.channel().basic_publish("events", "a.b", b"routed")
     wait_until(lambda: bodies(take_all(movable, "moved")) == [b"routed"])
-    # And there is nothing left.
+    # Nothing is left there.
     assert take_all(cluster, "moved") == take_all(cluster, "light") == []
 
 

@@ -1,4 +1,4 @@
-"""A move that is interrupted, on either side or by its operator: the same command goes on, and nothing is lost."""
+"""Interrupted migrations, on either side or by the operator: repeating the command continues, and nothing is lost."""
 
 import contextlib
 
@@ -19,7 +19,7 @@ BANDWIDTH = 400_000
 
 
 def in_order(found):
-    """The numbers of messages in the order of their first arrival; those that came twice have the same id."""
+    """The numbers of messages in the order of their first arrival; asserts that duplicates have the same id."""
     ids, order = {}, []
     for _, properties, body in found:
         name = properties.headers["x-leveret-move-id"]
@@ -45,7 +45,7 @@ def test_the_server_and_its_operator_may_be_killed_at_any_moment(tmp_path, movab
         wait_until(lambda: movable.moved() > 300)
         running.kill()
         moved = movable.moved()
-        # The server goes on without it.
+        # The server continues without the command.
         wait_until(lambda: movable.moved() > moved)
         code, out, error = Running(movable, words).end()
         assert code == 0, out + error
@@ -62,12 +62,12 @@ def test_exchanges_that_a_kill_leaves_at_the_target_are_deleted_by_the_next_move
         return [name for name in names if name.startswith("leveret.move.")]
 
     fill(movable, "killed", numbers(COUNT), pika.BasicProperties(delivery_mode=2, content_type="x" * 200))
-    # The exchange of another broker, which may be moving to there.
+    # The exchange of another broker, which may be migrating to the same target.
     foreign = "leveret.move.00000000.e6016d3a248dd039"
-    # Idle for as long as the test takes.
+    # No heartbeats, because it is idle for the length of the test.
     with connect(cluster, heartbeat=0) as client:
         client.channel().exchange_declare(foreign, "fanout")
-        # So slow that the move is not over when the kill comes, however long a look at its progress takes.
+        # Slow enough that the migration is not complete at the kill, even if reading its progress takes long.
         link = Link(tmp_path / "link.log", cluster.port, "--bandwidth", str(BANDWIDTH // 8))
         words = to(cluster, "--stay", port=int(link.address.rpartition(":")[2]))
         try:
@@ -76,7 +76,7 @@ def test_exchanges_that_a_kill_leaves_at_the_target_are_deleted_by_the_next_move
             movable.restart()
             running.end()
             assert len(exchanges()) == 2
-            # Without its queue, nothing moves by it again.
+            # Without its queue it moves nothing any more.
             with connect(movable) as mine:
                 mine.channel().queue_delete("killed")
             movable.ctl(*words)
@@ -111,13 +111,13 @@ def test_a_target_that_goes_away_is_waited_for(movable, cluster):
 
 
 def test_without_the_last_definitions_the_broker_comes_back(movable, cluster):
-    """The operator's tool is killed in the moment in which clients have been closed."""
+    """The command is killed when clients have been closed."""
     fill(movable, "back", numbers(10))
     movable.ctl(*to(cluster, "--stay"))
     with connect(movable) as client:
         channel = client.channel()
         channel.confirm_delivery()
-        # Taken and not acknowledged, so that it cannot move before its client has gone.
+        # Delivered but not acknowledged, so it cannot move while its client is connected.
         channel.queue_declare("held", durable=True)
         channel.basic_publish("", "held", b"held", pika.BasicProperties(delivery_mode=2))
         channel.basic_consume("held", lambda *_: None)
@@ -126,7 +126,7 @@ def test_without_the_last_definitions_the_broker_comes_back(movable, cluster):
         with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as told:
             client.sleep(TEST_SECONDS)
         assert told.value.reply_code == 320
-    # It waits in the listen queue until the broker is there again.
+    # It waits in the listen backlog until the broker serves again.
     with connect(movable) as client:
         client.channel().basic_publish("", "back", b"later", pika.BasicProperties(delivery_mode=2))
     movable.ctl(*to(cluster))
@@ -135,7 +135,7 @@ def test_without_the_last_definitions_the_broker_comes_back(movable, cluster):
 
 
 def test_a_target_that_goes_away_at_the_end_leaves_the_broker_with_the_rest(movable, cluster):
-    """It is away from the moment in which the rest is to move, and for longer than that is waited for."""
+    """The target is down when the rest is to move, for longer than the timeout."""
     fill(movable, "rest", numbers(10))
     way = Forwarder(cluster.port)
     try:
@@ -158,7 +158,7 @@ def test_a_target_that_goes_away_at_the_end_leaves_the_broker_with_the_rest(mova
         before = api.get("leveret/migration")["process"]
         assert api.status("POST", "leveret/migration/finish") == 200
         assert api.get("leveret/migration")["phase"] == "moving_rest"
-        # The broker comes back by itself.
+        # The broker resumes by itself.
         with connect(movable) as client:
             assert client.channel().queue_declare("unacked", passive=True).method.message_count == 1
         assert api.get("leveret/migration")["process"] != before

@@ -1,4 +1,5 @@
-"""A broker with MQTT sessions moves: subscriptions and messages of persistent ones are those of queues, and go on at the pool."""
+"""A broker with MQTT sessions migrates: persistent sessions are queues, so their subscriptions and messages move, and the
+sessions continue at the pool."""
 
 import pytest
 from harness.metrics import wait_until

@@ -1,4 +1,4 @@
-"""Messages that the target does not take stay where they are, and are told; the move goes on once that is remedied."""
+"""Messages that the target refuses stay in their queue and are reported; the migration continues once the cause is removed."""
 
 import contextlib
 
@@ -26,10 +26,10 @@ def test_a_full_queue_is_waited_for(movable, cluster):
         with contextlib.suppress(pika.exceptions.ChannelClosedByBroker):
             taken += bodies(take_all(cluster, "narrow"))
     code, out, error = running.end()
-    # What a consumer took there is missing there.
+    # The message that a consumer took is missing from the count.
     assert code == 1 and "fewer" in out and "other counts" in error, out + error
     assert "this server is a pool" in out
-    # One that was refused comes behind others, for which the consumer had made space meanwhile.
+    # A refused message comes after others, for which the consumer had made space.
     assert sorted(taken + bodies(take_all(cluster, "narrow")), key=int) == numbers(30)
 
 
@@ -51,7 +51,7 @@ def test_a_message_of_another_user_needs_the_right_to_impersonate(movable, clust
         if code:
             assert "user_id property set to 'ann'" in out and "run the same command again" in error
     found = take_all(cluster, "signed")
-    # Nothing came twice: the message was on its own when it was refused.
+    # No duplicates: only one message was in flight when it was refused.
     assert bodies(found) == numbers(3)
     assert [properties.user_id for _, properties, _ in found] == [None, "ann", None]
     assert bodies(take_all(cluster, "unsigned")) == numbers(5)
@@ -72,7 +72,8 @@ def test_a_message_that_is_too_large_stays(movable, cluster):
 
 
 def test_messages_that_nobody_bound_are_not_lost(movable, cluster):
-    """The queue there is deleted in the middle: what has not moved stays, and the same command makes the queue again."""
+    """The target's queue is deleted during the migration: unmoved messages stay, and repeating the command creates the queue
+    again."""
     fill(movable, "gone", numbers(3))
     movable.ctl(*to(cluster, "--stay"))
     with connect(cluster) as client:

@@ -1,4 +1,4 @@
-"""With `compatibility = "4"` AMQP clients do not see what only MQTT knows of a message; MQTT clients do, after kill -9, too."""
+"""With `compatibility = "4"` AMQP clients do not see a message's MQTT-only properties; MQTT clients do, also after kill -9."""
 
 import pika
 import pytest

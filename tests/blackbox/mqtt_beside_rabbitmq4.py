@@ -1,4 +1,5 @@
-"""With `compatibility = "4"` MQTT clients, and AMQP clients that exchange messages with them, get what RabbitMQ 4.3.6 gives them."""
+"""With `compatibility = "4"` MQTT clients, and AMQP clients that exchange messages with them, get the same as from RabbitMQ
+4.3.6."""
 
 import pika
 import pytest
@@ -14,12 +15,12 @@ __all__ = ["same", "sides"]
 pytestmark = pytest.mark.skipif(missing("4") is not None, reason=f"no RabbitMQ 4: {missing('4')}")
 
 EXCHANGE = "amq.topic"
-# Different on purpose (docs/compatibility.md): QoS 2, shared subscriptions, and a larger packet for the properties of a message.
+# Intended differences (docs/compatibility.md): QoS 2, shared subscriptions, and a larger packet for a message's properties.
 OWN = {"MaximumQoS", "SharedSubscriptionAvailable", "MaximumPacketSize", "ReceiveMaximum"}
-# For people, which RabbitMQ sends none of.
+# Human-readable properties, which RabbitMQ does not send.
 FOR_PEOPLE = {"ReasonString"}
 LONG = "x" * 256
-# Seconds, for what is not to expire in a test.
+# Seconds; does not expire during a test.
 LONG_TIME = 3600
 PROTOCOL_ERROR = 0x82
 NO_LOCAL, AS_PUBLISHED, IF_NEW, NEVER_RETAINED = 4, 8, 0x10, 0x20
@@ -140,7 +141,7 @@ def test_a_session_that_was_to_end_is_not_kept_by_a_disconnect(same):
     same(disconnect)
 
 
-# What is published by MQTT, with its options.
+# Messages published over MQTT, with their options.
 PUBLISHED = {
     "QoS 1": {},
     "QoS 0": {"qos": 0},
@@ -161,7 +162,7 @@ PUBLISHED = {
 
 
 def of_amqp(message):
-    """A message of basic.get, without the time at which it was published."""
+    """A message of basic.get, without its timestamp."""
     method, properties, body = message
     values = {name: value for name, value in vars(properties).items() if value is not None}
     if "timestamp" in values:
@@ -208,7 +209,7 @@ def properties(**values):
     return pika.BasicProperties(**values)
 
 
-# What is published by AMQP.
+# Properties of messages published over AMQP.
 PROPERTIES = {
     "none": properties(),
     "transient": properties(delivery_mode=1),
@@ -257,7 +258,7 @@ def test_an_amqp_service_answers_an_mqtt_request(same):
     assert same(ask)["CorrelationData"] == b"7"
 
 
-# `durable` of an exclusive queue is left out: in RabbitMQ it is, although it goes with its connection.
+# Without `durable` of exclusive queues: RabbitMQ declares them durable, although they are deleted with their connection.
 KEYS = ("name", "type", "auto_delete", "exclusive", "arguments")
 
 
@@ -269,7 +270,7 @@ def subscribed(side, name, expiry):
 
 
 def bound(side, queue):
-    """The bindings of a queue; RabbitMQ has the subscription's options in their arguments."""
+    """A queue's bindings; RabbitMQ stores the subscription's options in their arguments."""
     bindings = side.http.get(path("queues", "/", queue, "bindings"))
     return sorted((binding["source"], binding["routing_key"]) for binding in bindings)
 
@@ -282,7 +283,7 @@ def test_the_queues_of_a_session_are_declared_alike(same, expiry):
         client, names = subscribed(side, f"queues-{expiry}", expiry)
         shown = [(side.queue(name, keys), bound(side, name)) for name in names]
         client.disconnect()
-        # Gone, or without its consumer.
+        # Deleted, or without a consumer.
         for name in names:
             side.eventually(name, keys, (lambda found: found is None) if expiry == 0 else (lambda found: found is not None))
         return shown + [side.queue(name, keys) for name in names]
@@ -371,7 +372,7 @@ def test_a_retained_message_is_delivered_alike(same, options, how):
     def retain(side):
         writer = side.connected("retains")
         writer.publish("kept", b"x", retain=True, **options)
-        # At QoS 0 nothing else says that it has been retained.
+        # At QoS 0 nothing else shows that the message was retained.
         writer.ping()
         reader = side.connected("reads-retained")
         reader.subscribe(("kept", how))

@@ -1,4 +1,4 @@
-"""MQTT clients in front of a RabbitMQ 4 get what another one's own listener gives them, but for what is listed here."""
+"""MQTT clients in front of a RabbitMQ 4 get the same as from RabbitMQ's own listener, with the listed exceptions."""
 
 import pytest
 
@@ -10,7 +10,7 @@ __all__ = ["same"]
 pytestmark = beside.pytestmark
 globals().update({name: test for name, test in vars(beside).items() if name.startswith("test_")})
 
-# Different on purpose (docs/compatibility.md).
+# Intended differences (docs/compatibility.md).
 EXCEPTIONS = {
     "a_publish_is_acknowledged_alike": "it is not told whether a message has a subscriber",
     "topic_aliases_stand_for_topics": "it is not told whether a message has a subscriber",

@@ -1,4 +1,4 @@
-"""mqtt.js on a page in a real Chromium, wherever MQTT is served over WebSocket; beside it RabbitMQ's Web-MQTT."""
+"""mqtt.js in Chromium, with each MQTT over WebSocket listener, and with RabbitMQ's Web-MQTT for comparison."""
 
 import pytest
 
@@ -17,24 +17,24 @@ RUN = """
     }
     return seen;
 """
-# A scenario that waits in vain says so before the script is cut off.
+# A scenario that times out reports it before the script is aborted.
 WAIT_MILLISECONDS = PATIENCE * 1000 // 3
-# Of each module those that need a page's patience only; Node goes through all of them.
+# Only scenarios that fit into a page's script timeout; Node runs all of them.
 OLD = ["every_quality", "wildcards", "retained", "will", "kept_session", "takeover", "refusals", "order_and_size", "reconnecting"]
 NEW = [name for name in MQTT_5 if name != "assigned_name"]
 
 
 def seen(window, module, url, names, prefix):
-    """One by one, so that none takes longer than a script may."""
+    """One scenario per script, because of the script timeout."""
     return {name: window.run(RUN, f"/{module}.mjs", url, prefix, [name], WAIT_MILLISECONDS)[name] for name in names}
 
 
 class Served:
-    """Where a page finds MQTT, and what it may expect there."""
+    """Where a page connects, and the expected results."""
 
     def __init__(self, kind, url):
         self.url = url
-        # What a pool does otherwise, tests of mqtt.js in Node show.
+        # Tests of mqtt.js in Node cover the pool's differences.
         self.exceptions = IN_FRONT_OF_AN_UPSTREAM if kind in POOL else {}
 
     def offers(self, names):
@@ -46,7 +46,7 @@ LISTENERS = {"web-mqtt": ("--web-mqtt", "/ws"), "ws": ("--ws", "/ws/mqtt")}
 
 @pytest.fixture(scope="module", params=[("leveret", "web-mqtt"), ("leveret", "ws"), ("proxy", "web-mqtt"), ("proxy4", "ws")], ids="-".join)
 def served(request, tmp_path_factory, targets, origin):
-    """Leveret's listener of its own, and the one that it shares with AMQP and STOMP."""
+    """Leveret's dedicated listener, and the one shared with AMQP and STOMP."""
     kind, listener = request.param
     name, path = LISTENERS[listener]
     flags = shared(kind, targets)[0] if kind in POOL else []

@@ -1,4 +1,4 @@
-"""MQTT 3.1.1 and 5.0 with paho's client, on Leveret and, what RabbitMQ's plugin knows, side by side on RabbitMQ."""
+"""MQTT 3.1.1 and 5.0 with paho, on Leveret and, for what RabbitMQ's plugin supports, on RabbitMQ."""
 
 import contextlib
 import functools
@@ -17,7 +17,7 @@ from harness.patience import PATIENCE
 from harness.ports import free_ports
 from harness.rabbitmq import RabbitMq
 from harness.releases import TAKEN_AFTER
-from harness.targets import POOL, lacking, release_of
+from harness.targets import POOL, missing_target, release_of
 
 FLAGS = ("--mqtt", "127.0.0.1:0", "--web-mqtt", "127.0.0.1:0")
 
@@ -60,7 +60,7 @@ class MqttServer:
 def started(kind, directory):
     if kind not in POOL:
         return MqttServer(kind, directory)
-    if reason := lacking(kind):
+    if reason := missing_target(kind):
         pytest.skip(reason)
     return MqttPool(release_of(kind), directory)
 
@@ -86,7 +86,7 @@ def broker(request, servers):
 
 @pytest.fixture(scope="module", params=["leveret", *POOL])
 def leveret(request, servers):
-    """Of those that know QoS 2 and MQTT 5.0."""
+    """Only servers with QoS 2 and MQTT 5.0."""
     return servers(request.param)
 
 
@@ -137,7 +137,7 @@ def test_amqp_consumers_receive_messages_of_mqtt_publishers(broker):
         for method, properties, body in channel.consume(queue, auto_ack=True, inactivity_timeout=PATIENCE):
             assert (method.routing_key, body) == ("sensors.kitchen.temperature", b"21")
             assert properties.delivery_mode == 2
-            # RabbitMQ 4 sets no headers, and so its clients here do not either.
+            # RabbitMQ 4 sets no headers, and Leveret in front of it neither.
             assert broker.kind == "proxy4" or properties.headers["x-mqtt-publish-qos"] == 1
             break
 
@@ -147,7 +147,7 @@ def test_mqtt_subscribers_receive_messages_of_amqp_publishers(broker):
         display.subscribe("display/+", 1)
         channel.basic_publish("amq.topic", "display.1", b"hello")
         message = display.message()
-        # With RabbitMQ 4, of QoS 1 only if it is persistent.
+        # With RabbitMQ 4, QoS 1 requires a persistent message.
         assert (message.topic, message.payload, message.qos) == ("display/1", b"hello", int(broker.kind != "proxy4"))
 
 
@@ -249,7 +249,7 @@ def test_a_kill_loses_nothing_and_quality_2_is_never_doubled(tmp_path, targets, 
     assert enough.wait(PATIENCE)
     broker.kill()
     try:
-        # The client goes on with what it has not heard of.
+        # The client resends its unacknowledged messages.
         assert writer.gone.wait(PATIENCE)
         writer.client.loop_stop()
         writer.client.connect("127.0.0.1", broker.port)

@@ -1,5 +1,6 @@
-"""Lasting MQTT sessions in front of a cluster of three RabbitMQ nodes, at two Leverets, each of which may be killed: nothing that was
-acknowledged is lost, between MQTT clients, from MQTT to AMQP, and from AMQP to MQTT; and QoS 2 is published once."""
+"""Persistent MQTT sessions at two Leverets in front of a cluster of three RabbitMQ nodes, each of which may be killed: no
+acknowledged message is lost between MQTT clients, from MQTT to AMQP, or from AMQP to MQTT; and QoS 2 messages are
+published once."""
 
 import collections
 import contextlib
@@ -19,19 +20,20 @@ from harness.ports import free_ports
 from harness.rabbitmq import Cluster
 from harness.releases import release
 
-# `make cluster` kills each of them in turn, so many times, and has as many sessions as were asked for; the suite one of each kind.
+# `make cluster` kills each of them in turn, this many times, with a configurable number of sessions; the suite kills one of
+# each kind.
 ROUNDS = int(os.environ.get("LEVERET_CLUSTER_ROUNDS", "0"))
 SESSIONS = 1000 if ROUNDS else 40
 pytestmark = pytest.mark.timeout(0 if ROUNDS else 2 * TEST_SECONDS)
 EXCHANGE, WITNESS, END = "amq.topic", "witness", b"end"
-# The trouble in which the cluster has all its nodes.
+# The only fault during which the cluster has all its nodes.
 KILLED = "a Leveret was killed"
-# Queues of one node are away with it, and RabbitMQ's own MQTT has that limit: so this virtual host's are quorum queues.
+# A classic queue is unavailable while its node is down, also with RabbitMQ's own MQTT: so this virtual host uses quorum queues.
 VHOST = "fleet"
 
 
 class Leverets:
-    """Two, each on ports that it keeps when it is killed and started again."""
+    """Two Leverets, each on fixed ports across restarts."""
 
     def __init__(self, directory, nodes):
         self.directory, self.starts = directory, collections.Counter()
@@ -40,7 +42,7 @@ class Leverets:
         self.servers = [self.start(0), self.start(1)]
 
     def start(self, index):
-        # What it writes to the disk stays; its output has a directory for each start.
+        # The data directory is reused; each start has its own output directory.
         directory = self.directory / f"leveret-{index}"
         flags = ["--amqp", f"127.0.0.1:{self.amqp[index]}", "--mqtt", f"127.0.0.1:{self.mqtt[index]}", "--mqtt-vhost", VHOST]
         self.starts[index] += 1
@@ -62,7 +64,7 @@ class Leverets:
 
 
 class Sender:
-    """Publishes persistent messages to the topics of a fleet, over AMQP at one Leveret or the other, with confirms."""
+    """Publishes persistent messages to a fleet's topics over AMQP, with confirms, at either Leveret."""
 
     def __init__(self, fleet, ports):
         self.fleet, self.ports = fleet, ports
@@ -82,12 +84,12 @@ class Sender:
                         self.fleet.excuse(body)
                         key = self.fleet.topic(number).replace("/", ".")
                         channel.basic_publish(EXCHANGE, key, body, pika.BasicProperties(delivery_mode=2), mandatory=True)
-                        # A trouble may have begun meanwhile.
+                        # The fault may have begun meanwhile.
                         self.fleet.excuse(body)
                         self.confirmed[body] = number % len(self.fleet.clients)
                         number += 1
             except (pika.exceptions.AMQPError, OSError):
-                # It is sent again, to the other one.
+                # Republished through the other Leveret.
                 turn += 1
                 time.sleep(0.2)
 
@@ -98,7 +100,7 @@ class Sender:
 
 @contextlib.contextmanager
 def connected(port):
-    """A channel in the virtual host of the fleet; a connection that is gone is not closed."""
+    """A channel in the fleet's virtual host; a lost connection is not closed again."""
     parameters = pika.URLParameters(f"amqp://guest:guest@127.0.0.1:{port}/{VHOST}")
     parameters.blocked_connection_timeout = PATIENCE
     connection = pika.BlockingConnection(parameters)
@@ -110,7 +112,7 @@ def connected(port):
 
 
 class Story:
-    """The load, what is killed meanwhile, and the accounts of it."""
+    """The load, the faults, and the resulting accounts."""
 
     def __init__(self, directory):
         self.cluster = Cluster(directory / "nodes")
@@ -144,7 +146,7 @@ class Story:
     def kill_node(self, node):
         with self.fleet.trouble("a node was killed"):
             node.end(signal.SIGKILL)
-        # The others alone: two of three are a majority.
+        # Two nodes of three are a majority.
         self.fleet.go_on()
         with self.fleet.trouble("a node came back"):
             node.start()
@@ -154,13 +156,13 @@ class Story:
     def kill_leveret(self, index):
         with self.fleet.trouble(KILLED):
             self.leverets.servers[index].kill()
-        # All clients are at the other one.
+        # All clients have moved to the other Leveret.
         self.fleet.go_on()
         self.leverets.restart(index)
         self.fleet.go_on()
 
     def settle(self):
-        """Waits for what was promised, and reads what the cluster has seen."""
+        """Waits for all promised messages, and reads what the cluster has seen."""
         promised = self.fleet.acknowledged | self.sender.confirmed
         self.expected = collections.defaultdict(set)
         for body, number in promised.items():
@@ -180,7 +182,8 @@ class Story:
         self.orphans = self.unacknowledged_by_nobody() if self.missing else {}
 
     def unacknowledged_by_nobody(self):
-        """How many messages of each queue RabbitMQ has given to channels that are gone (its issue 15473), once nobody is connected."""
+        """For each queue, the messages that RabbitMQ considers delivered to closed channels (its issue 15473), once nobody
+        is connected."""
         self.leverets.stop()
         node = self.cluster.nodes[0]
         wait_until(lambda: node.control("list_connections", "--no-table-headers", "pid").strip() == "")
@@ -210,7 +213,7 @@ def test_every_acknowledged_message_has_reached_the_cluster(story):
 
 
 def test_every_acknowledged_message_has_reached_its_session(story):
-    # What RabbitMQ keeps for a channel that is gone, no client can have.
+    # No client can receive messages that RabbitMQ holds for a closed channel.
     orphans = {number: story.orphans.get(f"mqtt-subscription-fleet-{number}qos1", 0) for number in story.missing}
     assert {number: bodies for number, bodies in story.missing.items() if len(bodies) > orphans[number]} == {}
 
@@ -221,7 +224,8 @@ def test_nothing_of_quality_2_was_published_twice_unless_it_was_under_way_while_
 
 
 def test_redelivered_messages_of_a_session_have_the_dup_flag(story):
-    # What was published again reaches a queue twice, and another once if that had no leader the first time: the witness says nothing then.
+    # A republished message reaches a queue twice, or once if the queue had no leader the first time; the witness is
+    # inconclusive then.
     certain = {body for body in story.seen if story.fleet.excused.get(body) in (None, KILLED)}
     came = [(body, count) for client in story.fleet.clients for body, count in client.came_new.items() if body in certain]
     assert len(certain) > len(story.fleet.clients)

@@ -1,5 +1,5 @@
-"""Sessions of MQTT in front of RabbitMQ whose queues are quorum queues (`mqtt_durable_queue_type`), which RabbitMQ's own listener goes
-on with if it is configured the same way; and sessions whose queue has the other type."""
+"""MQTT sessions in front of RabbitMQ with quorum queues (`mqtt_durable_queue_type`), which RabbitMQ's own listener continues
+if it is configured alike; and sessions whose queue has the other type."""
 
 import contextlib
 
@@ -19,7 +19,7 @@ CLASSIC = ("--mqtt-durable-queue-type", "classic")
 
 
 class Types(MqttPool):
-    """`ports` are those of MQTT of two Leverets, by the type of the queues that they declare. RabbitMQ declares quorum queues."""
+    """`ports` are the MQTT ports of two Leverets, by the type of queue they declare. RabbitMQ declares quorum queues."""
 
     def __init__(self, version, directory):
         super().__init__(version, directory, *QUORUM, settings=["mqtt.durable_queue_type = quorum"])
@@ -32,7 +32,7 @@ class Types(MqttPool):
         self.ports = {"quorum": quorum, "classic": classic}
 
     def queues(self, name):
-        """The queues whose names have this in them: type and arguments."""
+        """The queues whose names contain `name`: type and arguments."""
         lines = self.rabbitmq.control("list_queues", "name", "type", "arguments").splitlines()
         return {row[0]: row[1:] for row in (line.split("\t") for line in lines) if name in row[0]}
 

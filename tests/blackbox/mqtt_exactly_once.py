@@ -1,4 +1,4 @@
-"""QoS 2 step by step on the wire, with a kill -9 between any two steps: nothing is lost, and nothing comes twice."""
+"""QoS 2 step by step on the wire, with a kill -9 between any two steps: no loss, no duplicates."""
 
 import pytest
 
@@ -10,7 +10,7 @@ EXCEPTIONS = {"test_": "a session that lasts is granted QoS 1"}
 
 
 class Server(KilledServer):
-    """A server that is killed and started again, and its clients, whose sessions are kept."""
+    """A server that is killed and restarted, and its clients with persistent sessions."""
 
     def client(self, name, present):
         wire = MqttWire(self.port)
@@ -34,7 +34,7 @@ def subscribed(server, name):
 
 
 def sent(server, *bodies):
-    """Messages of a writer that nothing happens to."""
+    """The messages of a writer without interruption."""
     wire = MqttWire(server.port)
     wire.connect("sender")
     assert wire.packet()[0] == CONNACK
@@ -47,7 +47,7 @@ def sent(server, *bodies):
 
 
 def everything(server, name):
-    """What a client gets that is back, and takes it all; the last is a message that is sent for it."""
+    """Everything that a reconnected client receives and completes, up to a marker message."""
     wire = server.client(name, True)
     sent(server, b"end")
     bodies, unreleased = [], set()
@@ -59,7 +59,7 @@ def everything(server, name):
             unreleased.add(packet_id)
             wire.ack(PUBREC, packet_id)
         else:
-            # It may be about a message of an earlier connection whose PUBCOMP has not arrived.
+            # It may be for a message of an earlier connection whose PUBCOMP was lost.
             assert kind == PUBREL
             packet_id = int.from_bytes(body)
             unreleased.discard(packet_id)
@@ -69,12 +69,12 @@ def everything(server, name):
 
 
 def test_a_kill_between_publish_and_pubrec(server):
-    """The client does not know, and sends it again: whether the server had it or not, it is there once."""
+    """The client resends it: whether or not the server had it, it is delivered once."""
     subscribed(server, "reader").close()
     writer = server.client("writer", False)
     for packet_id in range(1, 11):
         writer.publish("t", b"%d" % packet_id, 2, packet_id)
-    # Some of them are on disk by now, some are not.
+    # Some of them are on disk by now, others are not.
     assert writer.expect(PUBREC) == 1
     server.kill()
     writer = server.client("writer", True)
@@ -89,7 +89,7 @@ def test_a_kill_between_publish_and_pubrec(server):
 
 @pytest.mark.parametrize("again", [True, False])
 def test_a_kill_between_pubrec_and_pubrel(server, again):
-    """Whether the client sends PUBLISH again, because PUBREC did not reach it, or goes on with PUBREL."""
+    """The client resends PUBLISH, because PUBREC was lost, or continues with PUBREL."""
     subscribed(server, "reader").close()
     writer = server.client("writer", False)
     writer.publish("t", b"once", 2, 7)
@@ -103,7 +103,7 @@ def test_a_kill_between_pubrec_and_pubrel(server, again):
         writer = server.client("writer", True)
     writer.ack(PUBREL, 7)
     assert writer.expect(PUBCOMP) == 7
-    # The identifier is free: what comes with it now is another message.
+    # The identifier is free: a message with it is a new one.
     writer.publish("t", b"another", 2, 7)
     assert writer.expect(PUBREC) == 7
     assert everything(server, "reader") == [b"once", b"another"]
@@ -117,7 +117,7 @@ def test_a_kill_between_pubrel_and_pubcomp(server):
     writer.ack(PUBREL, 7)
     assert writer.expect(PUBCOMP) == 7
     server.kill()
-    # PUBCOMP did not reach the client.
+    # The client did not receive PUBCOMP.
     writer = server.client("writer", True)
     writer.ack(PUBREL, 7)
     assert writer.expect(PUBCOMP) == 7
@@ -129,7 +129,7 @@ def test_a_reader_is_sent_the_same_until_it_says_pubrec_and_then_not_again(serve
     sent(server, b"1", b"2", b"3")
     first, second, third = [reader.message() for _ in range(3)]
     assert [body for _, body in (first, second, third)] == [b"1", b"2", b"3"]
-    # The first goes all the way, the second half of it.
+    # The first message is completed, the second only half.
     reader.ack(PUBREC, first[0])
     assert reader.expect(PUBREL) == first[0]
     reader.ack(PUBREC, second[0])
@@ -137,7 +137,7 @@ def test_a_reader_is_sent_the_same_until_it_says_pubrec_and_then_not_again(serve
     for _ in range(2):
         server.kill()
         reader = server.client("reader", True)
-        # By their identifiers the client knows them.
+        # The client recognises them by their identifiers.
         assert reader.expect(PUBREL) == first[0]
         assert reader.expect(PUBREL) == second[0]
         assert reader.message() == third

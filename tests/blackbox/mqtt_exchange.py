@@ -1,5 +1,5 @@
-"""MQTT on another exchange than amq.topic (`mqtt_exchange`), on the embedded broker and in front of RabbitMQ: everything goes by
-it, nothing that came by another one is delivered, and a client is told if it is missing."""
+"""A configured MQTT exchange (`mqtt_exchange`), on the embedded broker and in front of RabbitMQ: all MQTT messages are
+published to it and delivered from it only, and clients are refused while it is missing."""
 
 import contextlib
 import re
@@ -24,7 +24,8 @@ WRONG = 0x83
 
 
 class Site:
-    """A Leveret with MQTT and STOMP, and how to reach its broker: RabbitMQ, or itself. `native` is the port of MQTT of the former."""
+    """A Leveret with MQTT and STOMP, and an AMQP address of its broker: RabbitMQ's, or its own. `native` is RabbitMQ's MQTT
+    port."""
 
     def __init__(self, kind, directory):
         self.kind, self.directory, self.count = kind, directory, 0
@@ -39,7 +40,7 @@ class Site:
         self.mqtt = listening(self.server, "mqtt", "mqtt")
 
     def again(self, *flags):
-        """Another Leveret with these flags, in front of the same RabbitMQ or on the same data."""
+        """Another Leveret with these flags, in front of the same RabbitMQ or with the same data directory."""
         self.count += 1
         name, flags = f"run{self.count}", (*flags, "--stomp", ANY)
         if self.pool:
@@ -65,7 +66,7 @@ class Site:
         return MqttClient(self.mqtt, name, version, **options)
 
     def says(self, words):
-        """The log has these words, some time after what they are about, and once."""
+        """Waits until the log has these words, and asserts that it has them once."""
         self.server.child.wait_line(re.escape(words))
         assert self.server.child.output().count(words) == 1
 
@@ -105,7 +106,7 @@ def bare(request, tmp_path):
 
 @contextlib.contextmanager
 def listening_queue(site, exchange, key):
-    """A function that takes the bodies that a queue has got by an exchange, up to a message that it sends."""
+    """Returns a function that returns the bodies in a queue bound to this exchange, up to a marker message."""
     with site.channel() as channel:
         queue = channel.queue_declare("", exclusive=True).method.queue
         channel.queue_bind(queue, exchange, key)
@@ -193,7 +194,7 @@ def test_entries_that_came_by_another_exchange_are_not_retained(site):
         pytest.skip("the embedded broker has no log")
     other = site.again()
     try:
-        # Its clients are on amq.topic, and its messages come into the same stream.
+        # The other Leveret's clients use amq.topic, and their messages are in the same retained stream.
         with MqttClient(listening(other, "mqtt", "mqtt"), "elsewhere") as client:
             client.publish("foreign/a", b"x", 1, retain=True)
             client.subscribe("foreign/#", 1)
@@ -238,7 +239,7 @@ def test_rabbitmqs_own_listener_with_the_same_exchange_has_the_same_messages_and
 
 
 def ends(port, name, act, expected):
-    """Connects with 5.0, does something that has an answer, and sees the connection end with a reason."""
+    """Connects with MQTT 5.0, performs an action, and expects the connection to close with this reason."""
     with contextlib.closing(Mqtt5Wire(port)) as wire:
         assert wire.connect(name, SessionExpiryInterval=0)["reason"] == 0
         answer = act(wire)
@@ -291,7 +292,7 @@ def test_subscribers_are_disconnected_once_the_exchange_is_found_missing(bare):
 
 
 def test_a_session_from_before_the_setting_was_changed_keeps_its_bindings(bare):
-    """As docs/mqtt-and-stomp.md says."""
+    """As documented in docs/mqtt-and-stomp.md."""
     bare.declare()
     with bare.client("before", **persistent_session(V311)) as client:
         client.subscribe("a/b", 1)

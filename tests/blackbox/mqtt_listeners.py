@@ -1,4 +1,4 @@
-"""MQTT over TLS and WebSocket over TLS, behind a load balancer, with the permissions of topics, and relayed to a RabbitMQ."""
+"""MQTT over TLS and secure WebSocket, behind a load balancer, with topic permissions, and relayed to a RabbitMQ."""
 
 import json
 import socket
@@ -38,7 +38,7 @@ def port(server, name="mqtt", scheme="mqtt"):
 
 
 def definitions(directory, *users, vhost="/", topics=()):
-    """A file with users who may do everything in a virtual host, but for these topic permissions."""
+    """A file with users who have all permissions in a virtual host, restricted by these topic permissions."""
     file = directory / "definitions.json"
     own = [{"name": name, "password_hash": password, "tags": ""} for name, password in users]
     all_of_it = {"vhost": vhost, "configure": ".*", "write": ".*", "read": ".*"}
@@ -75,7 +75,7 @@ def test_mqtt_is_spoken_over_tls(tmp_path, upstream_flags, listener, version):
             client.publish("a/b", b"x" * 300_000, 2)
             message = client.message()
             assert (message.payload, message.qos) == (b"x" * 300_000, 2)
-        # Whoever speaks plainly there gets an alert of TLS's, and no answer of MQTT's.
+        # A client without TLS gets a TLS alert, and no MQTT answer.
         wire = MqttWire(where)
         wire.connect("plain")
         told = wire.packet()
@@ -106,13 +106,13 @@ def test_a_load_balancer_tells_where_a_client_comes_from(tmp_path, upstream_flag
     with leveret(tmp_path, *upstream_flags, "--mqtt", ANY, *flags) as server:
         for source, let_in in [("127.0.0.1", True), (AFAR, False)]:
             wire = MqttWire(port(server))
-            # Guest comes from this machine only.
+            # Guest may only connect from this machine.
             wire.send(proxy_header(header, source))
             wire.connect("behind")
             kind, body = wire.packet()
             assert (kind, body[1] == 0) == (CONNACK, let_in), (source, body)
             wire.close()
-        # Who sends none is not served.
+        # A client without a header is closed.
         wire = MqttWire(port(server))
         wire.connect("direct")
         assert wire.packet() is None
@@ -129,7 +129,7 @@ def proxy_header(version, source):
 TOPICS = "^sensors\\.{username}\\.{client_id}\\..*|^in\\.{vhost}\\."
 
 
-# In the virtual host that is named first.
+# In the first virtual host.
 RESTRICTED_USERS = """
     [begin
         ok = rabbit_auth_backend_internal:add_user(User, <<"test12">>, <<"tests">>),
@@ -141,7 +141,7 @@ RESTRICTED_USERS = """
 
 
 class Restricted:
-    """A server where `ann` may use topics of her own and of her client's alone, and `bob` all; Leveret or RabbitMQ."""
+    """A server, Leveret or RabbitMQ, where `ann` may use only her own and her client's topics, and `bob` all."""
 
     def __init__(self, kind, directory, targets):
         self.kind, self.vhost = kind, "plant"
@@ -170,7 +170,7 @@ class Restricted:
         return MqttClient(self.mqtt, name, version, user=f"{self.vhost}:{user}", password="test12", **options)
 
     def refuses(self, name, topic):
-        """Whether a client is not allowed to subscribe: before 5.0 SUBACK says so, with RabbitMQ the end of the connection."""
+        """Whether a subscription is refused; before MQTT 5.0 by SUBACK, with RabbitMQ by closing the connection."""
         with self.client(name) as client:
             client.client.subscribe(topic, 1)
             if self.kind == "rabbitmq":
@@ -196,12 +196,12 @@ def test_topic_permissions_speak_of_user_client_and_virtual_host(restricted, top
 
 @pytest.mark.parametrize("topic", ["sensors/ann/c2/x", "sensors/bob/c1/x", "sensors/ann/{client_id}/x", "other"])
 def test_others_topics_are_refused(restricted, topic):
-    # Before 5.0 the only way to say so is to close the connection.
+    # Before MQTT 5.0 the server can only close the connection.
     with restricted.client("c1") as client:
         client.client.publish(topic, b"not mine", 1)
         assert client.gone.wait(PATIENCE)
     assert restricted.refuses("c1", topic)
-    # One client's right is not another's.
+    # The permission depends on the client id.
     assert restricted.refuses("c3", "sensors/ann/c1/x")
 
 
@@ -213,17 +213,17 @@ def test_an_mqtt_5_client_gets_not_authorized_for_denied_topics(restricted):
         client.client.on_publish = lambda _c, _u, _mid, reason, _p: reasons.append(reason.value)
         client.publish("sensors/ann/c2/x", b"not mine")
         client.publish("sensors/ann/c1/x", b"own")
-        # 135: not authorized; 16: nobody has subscribed.
+        # 135: not authorized; 16: no subscribers.
         assert reasons == [135, 16]
         assert client.subscribe("sensors/ann/c2/x", 1) == [135]
 
 
 def test_a_will_is_the_clients_too(restricted):
-    """Whoever may not publish to a topic may not do it by dying."""
+    """A will must not bypass the publish permissions."""
     heir = restricted.client("heir", user="bob")
     heir.subscribe("sensors/#", 1)
     for client in ("c2", "c1"):
-        # The topic is that of c1.
+        # The topic belongs to client c1.
         restricted.client(client, will=("sensors/ann/c1/will", client, 1)).vanish()
     assert heir.message().payload == b"c1"
     heir.close()
@@ -235,7 +235,7 @@ def test_the_upstreams_port_has_no_effect_without_an_upstream():
 
 
 class MqttUpstream:
-    """A RabbitMQ that speaks MQTT in three ways."""
+    """A RabbitMQ with MQTT on three kinds of port."""
 
     def __init__(self, directory):
         self.ca = TestCa(directory / "tls")
@@ -266,7 +266,7 @@ def upstream(tmp_path_factory):
 def converse(where, transport="tcp", **options):
     with MqttClient(where, "relayed", transport=transport, **options) as client:
         assert not client.reason.is_failure
-        # It is RabbitMQ that answers: Leveret itself grants 2.
+        # RabbitMQ answers: Leveret itself would grant 2.
         assert client.subscribe("relayed/#", 2) == [1]
         client.publish("relayed/x", b"x" * 300_000)
         assert client.message().payload == b"x" * 300_000
@@ -305,12 +305,12 @@ def test_a_certificate_of_the_upstream_that_nobody_vouches_for_is_not_believed(t
 
 
 def test_the_upstream_learns_where_a_client_comes_from(tmp_path):
-    """RabbitMQ calls a connection by the address that the header tells."""
+    """RabbitMQ names a connection by the address in the header."""
     (plain,) = free_ports(1)
     settings = [f"mqtt.listeners.tcp.1 = 127.0.0.1:{plain}", "mqtt.proxy_protocol = true", "proxy_protocol = true"]
     rabbitmq = RabbitMq(tmp_path / "rabbitmq", *settings, plugins="rabbitmq_mqtt")
     try:
-        # Guest comes from its machine only.
+        # Guest may only connect from RabbitMQ's machine.
         rabbitmq.control("add_user", "ann", "test12")
         rabbitmq.control("set_permissions", "ann", ".*", ".*", ".*")
         flags = ["--upstream", rabbitmq.uri.replace("guest:guest@", ""), "--upstream-mqtt", f"tcp://127.0.0.1:{plain}"]

@@ -1,5 +1,5 @@
-"""Live subscribers of MQTT in front of RabbitMQ get all that is published from their SUBACK on, however slowly they acknowledge and
-however they change their subscriptions."""
+"""Live MQTT subscribers in front of RabbitMQ receive everything published after their SUBACK, however slowly they
+acknowledge and however often they change their subscriptions."""
 
 import itertools
 import struct
@@ -28,12 +28,12 @@ def test_a_subscriber_that_acknowledges_late_gets_all_in_order(pool, window):
         came = []
         unacknowledged = []
         while len(came) < count:
-            # Not before the window is full does the client acknowledge anything.
+            # The client acknowledges nothing until its window is full.
             while len(unacknowledged) < window and len(came) < count:
                 message = slow.answer()
                 came.append(int(message["body"]))
                 unacknowledged.append(message["id"])
-            # A request is answered meanwhile.
+            # Other requests are answered meanwhile.
             assert slow.subscribe(("aside", 0))["reasons"] == [0]
             while unacknowledged:
                 slow.ack(PUBACK, unacknowledged.pop(0))
@@ -41,8 +41,8 @@ def test_a_subscriber_that_acknowledges_late_gets_all_in_order(pool, window):
 
 
 def wait_for_routing(subscriber, writer, changed, qos, unchanged):
-    """RabbitMQ 4 may route by a binding for a moment after it has confirmed that it is gone: waits until messages of `changed` come
-    with the new QoS alone. With the old one they are in the queue of `unchanged`, and so in front of its next message."""
+    """RabbitMQ 4 may route by a deleted binding for a moment after unbind-ok: waits until messages of `changed` arrive with
+    the new QoS only. With the old QoS they are in the queue of `unchanged`, before its next message."""
     for turn in itertools.count():
         probe, marker = f"probe {turn}".encode(), f"marker {turn}".encode()
         writer.publish(changed, probe)
@@ -94,7 +94,7 @@ def test_requests_in_one_write_are_all_answered_in_their_order(pool, lasts):
             for message in came:
                 if message["qos"]:
                     hasty.ack(PUBACK, message["id"])
-            # What came twice would be in front of this.
+            # A duplicate would come before this.
             writer.publish(f"{root}/again", b"last", qos=0)
             assert hasty.answer()["body"] == b"last"
 
@@ -102,7 +102,7 @@ def test_requests_in_one_write_are_all_answered_in_their_order(pool, lasts):
 @pytest.mark.parametrize("lasts", [False, True])
 def test_very_many_entries_in_a_packet_are_all_answered(pool, lasts):
     properties = {"SessionExpiryInterval": 60} if lasts else {}
-    # To RabbitMQ 4 each request about a queue is a round of its store.
+    # In RabbitMQ 4 each queue operation is a round of its metadata store.
     count = 1500 if lasts else 10_000
     few = count // 10
     with closing(Mqtt5Wire(pool.mqtt)) as client:
@@ -156,7 +156,7 @@ def test_a_filter_that_is_too_long_to_be_bound_has_no_subscription(pool):
             client.connect(f"long{len(properties)}", **properties)
             assert client.subscribe(("x" * 255, 1))["reasons"] == [1]
             assert client.subscribe(("x" * 256, 1))["reasons"] == [0x8F]
-            # Cut to 255 bytes it would be the other one.
+            # Truncated to 255 bytes it would be the other one.
             assert client.unsubscribe("x" * 256)["reasons"] == [0x11]
             client.publish("x" * 255, b"still there", qos=0)
             assert client.answer()["body"] == b"still there"
@@ -172,7 +172,7 @@ def test_queued_messages_keep_their_quality_when_the_subscription_loses_it(pool)
             assert reader.packet()[0] == SUBACK
             for number in range(30):
                 writer.publish(f"down/{port}", str(number).encode())
-            # The window of either is smaller.
+            # Each of them has a smaller window.
             first = [reader.message() for _ in range(10)]
             reader.subscribe(f"down/{port}", 0)
             rest = []

@@ -18,7 +18,7 @@ EXCEPTIONS = {f"-{name}]": reason for name, reason in IN_FRONT_OF_AN_UPSTREAM.it
 
 
 class Observed:
-    """What the scenarios saw on one server, by version and transport; each is asked once."""
+    """The results of the scenarios on a server, by version and transport; each runs once."""
 
     def __init__(self, kind, directory, targets):
         self.broker = Broker(kind, directory, targets=targets)

@@ -1,4 +1,4 @@
-"""Retained messages for a subscription that has been confirmed: a kill -9 loses none that its client has not acknowledged."""
+"""Retained messages of an acknowledged subscription: kill -9 loses none that the client has not acknowledged."""
 
 import queue
 
@@ -8,18 +8,18 @@ from harness.mqtt_broker import SERVED, KilledServer
 from harness.mqtt_client import V5, V311, MqttClient
 from harness.patience import PATIENCE
 
-# Several windows of a client.
+# Several times a client's window.
 TOPICS = {f"r/{number:03}" for number in range(200)}
 
 # In front of an upstream (docs/compatibility.md).
 NOT_AGAIN = "a retained message that waits for a client of a session does not come again after a disconnect"
 EXCEPTIONS = {"unacknowledged_retained_messages": NOT_AGAIN, "gets_current_retained_messages": NOT_AGAIN}
-# A client may have all of them already when the server is killed.
+# A client may already have received everything when the server is killed.
 SOMETIMES = {"in_the_middle": NOT_AGAIN}
 
 
 class Server(KilledServer):
-    """A server that is killed and started again, and its clients."""
+    """A server that is killed and restarted, and its clients."""
 
     def client(self, name, version=V311, **options):
         return MqttClient(self.port, name, version, **options)
@@ -38,7 +38,7 @@ def server(request, tmp_path, targets):
 
 
 def come_back(client, server):
-    """The same client, which knows what it has had."""
+    """The same client reconnects, and remembers what it has received."""
     assert client.gone.wait(PATIENCE)
     client.client.loop_stop()
     client.client.connect("127.0.0.1", server.port)
@@ -48,7 +48,7 @@ def come_back(client, server):
 
 
 def rest(client, server, qos=1, topic="z/end"):
-    """What comes until a message that is sent for that: those that are owed come first."""
+    """The messages up to a marker message: pending ones come first."""
     with server.client("ender") as ender:
         ender.publish(topic, qos=qos)
     messages = [client.message()]
@@ -74,7 +74,7 @@ def test_unacknowledged_retained_messages_are_resent_after_a_kill(server, versio
         assert all(message.retain and message.qos == 1 for message in messages)
         with pytest.raises(queue.Empty):
             reader.messages.get_nowait()
-        # When that is answered the last acknowledgement is on its way.
+        # Once this is answered, the last acknowledgement was sent.
         reader.subscribe("z/#", 1)
     with server.client("reader", version, keep=True, **expiry) as reader:
         assert rest(reader, server) == [], "all of it was acknowledged"

@@ -1,4 +1,5 @@
-"""Two clients publish retained messages to the same topics at once: what stays retained is what subscribers got last."""
+"""Two clients concurrently publish retained messages to the same topics: the retained message is the one that subscribers
+received last."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -26,7 +27,7 @@ def retain(writer, body, qos):
 
 
 def last_of_each(reader):
-    """The last message of each topic, once all that was published before the last one has come."""
+    """The last message of each topic, once everything before the marker has arrived."""
     last = {}
     while (message := reader.message()).topic != END:
         last[message.topic] = message.payload
@@ -45,7 +46,7 @@ def test_the_retained_message_is_the_last_one_delivered_to_subscribers(broker, q
             assert reader.subscribe([("race/#", 1), (END, 1)]) == [1, 1]
         with ThreadPoolExecutor() as threads:
             list(threads.map(retain, (one, other), (b"one", b"other"), qos))
-        # What is acknowledged is in all queues, so this is behind it.
+        # Everything acknowledged is in all queues, so this comes after it.
         one.publish(END)
         last = last_of_each(first)
         assert last.keys() == set(TOPICS) and last_of_each(second) == last

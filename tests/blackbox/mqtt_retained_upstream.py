@@ -1,4 +1,5 @@
-"""Retained messages in front of RabbitMQ: every Leveret has the same, whoever starts again, and no subscriber misses the newest."""
+"""Retained messages in front of RabbitMQ: every Leveret has the same ones, also after restarts, and no subscriber misses the
+newest."""
 
 import contextlib
 import itertools
@@ -23,16 +24,16 @@ __all__ = ["pool"]
 
 VERSIONS = [V311, V5]
 LOG = "leveret.mqtt.retained"
-# Reason codes of MQTT 5.0.
+# MQTT 5.0 reason codes.
 NOT_AUTHORIZED, RETAIN_NOT_SUPPORTED = 0x87, 0x9A
 TOPICS = itertools.count()
-# Of a race.
+# Repetitions of a race.
 ROUNDS = 200
 
 
 @pytest.fixture
 def other(pool):
-    """One more Leveret, which starts when the test does."""
+    """Another Leveret, started with the test."""
     server = pool.another(f"other{next(TOPICS)}")
     yield listening(server, "mqtt", "mqtt")
     server.child.kill()
@@ -40,15 +41,15 @@ def other(pool):
 
 @pytest.fixture
 def topic():
-    """A topic of the test's own."""
+    """A topic for the test."""
     return f"t{next(TOPICS)}"
 
 
 def received(port, filters, version=V311, qos=1):
-    """The messages that a new subscriber gets, until one that is published for that."""
+    """The messages that a new subscriber receives, up to a marker message."""
     end = f"end/{next(TOPICS)}"
     with MqttClient(port, f"reader{end}", version) as reader:
-        # A message of QoS 2 is told once it is released, and one of QoS 1 at once.
+        # QoS 2 messages are delivered once released, QoS 1 messages at once.
         reader.subscribe([(name, qos) for name in [*filters, end]])
         reader.publish(end, qos=qos)
         messages = []
@@ -58,7 +59,7 @@ def received(port, filters, version=V311, qos=1):
 
 
 def retained(port, filters, version=V311, qos=1):
-    """What a new subscriber gets, all of it retained."""
+    """The messages that a new subscriber receives, all of them retained."""
     messages = received(port, filters, version, qos)
     assert all(message.retain for message in messages)
     return sorted((message.topic, message.payload, message.qos) for message in messages)
@@ -75,8 +76,8 @@ def test_the_last_message_of_a_topic_is_for_later_subscribers_of_every_leveret(p
         assert retained(port, [f"{topic}/#"], version) == []
     for payload, qos in ((b"1", 0), (b"2", 1), (b"3", 2)):
         retain(pool, f"{topic}/a", payload, qos, version)
-        # An acknowledged message is there. One of QoS 0 is on its way, and would come after the next client's: to one who waits for it
-        # it may come as any message does.
+        # An acknowledged message is retained. One of QoS 0 may still be in flight, and a waiting subscriber may receive it as a
+        # live message.
         if not qos:
             wait_until(lambda: [message.retain for message in received(other, [f"{topic}/a"], version, 2)] == [True])
         else:
@@ -153,7 +154,8 @@ def test_a_will_is_retained_if_it_is_to_be(pool, other, topic, version):
 
 
 def test_no_subscriber_is_left_with_an_old_message(pool, other, topic):
-    """The writer goes on while subscribers come: each gets all from the retained one on, which live ones may still precede."""
+    """The writer continues while subscribers come: each receives everything from the retained message on, possibly preceded
+    by live ones."""
     rounds = 60
     over = threading.Event()
     last = itertools.count(1)
@@ -184,14 +186,14 @@ def test_no_subscriber_is_left_with_an_old_message(pool, other, topic):
         first = [int(message.payload) for message in seen[:-1] if message.retain]
         live = [int(message.payload) for message in seen[:-1] if not message.retain]
         assert live == list(range(live[0], live[0] + len(live))) if live else first
-        # One at most. A live message comes in its place if it was faster. Behind it one alone may be missing, which RabbitMQ was handing
-        # to its queues when the client subscribed (docs/mqtt-and-stomp.md).
+        # At most one. A faster live message comes instead of it. Only one message after it may be missing: the one that
+        # RabbitMQ was routing when the client subscribed (docs/mqtt-and-stomp.md).
         assert len(first) <= 1 and all(not live or live[0] <= number + 2 for number in first), (first, live)
         reader.close()
 
 
 def test_a_race_of_one_message_and_one_subscriber_leaves_it_with_the_message(pool, other, topic):
-    """In each round one message is replaced while a subscription is made; a message on another topic ends the round."""
+    """In each round a message is replaced while a client subscribes; a message on another topic ends the round."""
     missed = []
     with pool.client(f"writer{topic}") as writer, MqttClient(other, f"reader{topic}") as reader:
         reader.subscribe(f"{topic}/end", 1)
@@ -210,7 +212,7 @@ def test_a_race_of_one_message_and_one_subscriber_leaves_it_with_the_message(poo
                 missed.append(number)
             reader.unsubscribe(name)
             writer.publish(name, b"", 1, retain=True)
-    # RabbitMQ hands a message to its queues one after the other, the stream last: one round of thousands falls in between.
+    # RabbitMQ enqueues a message to one queue after the other, the stream last: one of thousands of rounds hits that interval.
     assert len(missed) <= ROUNDS // 50, missed
 
 
@@ -235,7 +237,7 @@ def test_queues_of_amqp_get_each_message_once_and_none_by_the_logs_key(pool, top
 
 
 def test_entries_that_somebody_else_has_written_do_no_harm(pool, other, topic):
-    """Whoever may publish to the exchanges can write to the log: what is no entry is passed over, and hides nothing."""
+    """Any client with write access to the exchanges can write to the log: invalid entries are skipped, and hide nothing."""
     version = (2**63).to_bytes(8, "big")
     headers = [
         None, {}, {"x-leveret-retained": "text"}, {"x-leveret-retained": b""}, {"x-leveret-retained": b"\xfc"},
@@ -243,14 +245,14 @@ def test_entries_that_somebody_else_has_written_do_no_harm(pool, other, topic):
         {"x-leveret-retained": b"\xfd" + version + b"\x01" + bytes(8)}, {"x-leveret-retained": b"\xfe" + version},
         {"x-leveret-retained": b"\xff" + bytes(16)}, {"x-leveret-retained": b"\xff" * 40},
     ]
-    # The exchange is there once a client has come.
+    # The first client creates the exchange.
     assert retained(other, [f"{topic}/#"]) == []
     with pool.channel() as channel:
         for own in headers:
             for exchange, key in (("amq.topic", f"{topic}.a"), (LOG, f"{topic}.a"), (LOG, "#.+"), ("", LOG)):
                 copies = {"BCC": [f"%leveret-retained.{number}" for number in range(3)]}
                 channel.basic_publish(exchange, key, b"forged", BasicProperties(headers=(own or {}) | copies))
-    # Names and strings that are no UTF-8, and offsets of the publisher's own.
+    # Names and strings that are not UTF-8, and publisher-defined offsets.
     for properties in (
         BasicProperties(content_type=b"\xff\xfe", content_encoding=b"\xff"),
         BasicProperties(content_type=b"\xff\xfe", headers={"x-stream-offset": 2**40}),
@@ -290,7 +292,7 @@ def test_without_a_login_that_may_have_the_log_nothing_is_retained(pool, topic):
         assert plain.subscribe("a", 1) == [1]
         plain.publish("a", b"x", 1, retain=True)
         assert plain.message().payload == b"x"
-        # With another login that may, it is there for all.
+        # With a login that is permitted to, it appears to all.
         with pool.client(f"guest{topic}", user=f"{vhost}:guest") as guest:
             guest.publish("b", b"y", 1, retain=True)
             plain.publish("c", b"z", 1, retain=True)
@@ -314,7 +316,7 @@ def test_topic_permissions_are_asked_for_the_logs_key_by_rabbitmq_4(pool, topic)
 
 
 def test_all_is_there_after_all_have_started_again(tmp_path):
-    # RabbitMQ 4.3.6 that is killed in the moment after a stream was declared does not find it again.
+    # RabbitMQ 4.3.6 does not find a stream again if it is killed just after the declaration.
     pool = MqttPool(release().name, tmp_path)
     servers = [pool.server]
     try:
@@ -324,7 +326,7 @@ def test_all_is_there_after_all_have_started_again(tmp_path):
             waits.subscribe("later", 1)
             pool.rabbitmq.end(signal.SIGTERM)
             pool.rabbitmq.start()
-            # The same Leveret reads on.
+            # The same Leveret continues to read.
             retain(pool, "later", b"2")
             retain(pool, "goes")
         assert retained(pool.mqtt, ["#"]) == [("later", b"2", 1), ("stays", b"1", 1)]
@@ -342,7 +344,7 @@ def test_all_is_there_after_all_have_started_again(tmp_path):
 
 
 def test_retained_messages_survive_when_the_log_drops_old_entries(tmp_path):
-    """More than the log's maximum is written to one topic; all others are still there for a Leveret that starts then."""
+    """More than the log's maximum is written to one topic; all others are still there for a new Leveret."""
     pool = MqttPool(release().name, tmp_path)
     late = None
     try:

@@ -1,5 +1,6 @@
-"""The state of a session that lasts is kept in front of RabbitMQ as the session's messages are: a client that goes to another
-Leveret, or whose Leveret was killed, finds its subscriptions with their options, and what it publishes at QoS 2 is published once."""
+"""In front of RabbitMQ the state of a persistent session is stored like its messages: a client that moves to another
+Leveret, or whose Leveret was killed, finds its subscriptions with their options, and its QoS 2 messages are published
+once."""
 
 import contextlib
 from contextlib import closing
@@ -17,12 +18,12 @@ from harness.patience import PATIENCE
 
 NO_SUBSCRIPTION, NOT_AUTHORIZED, UNAVAILABLE, IDENTIFIER_NOT_FOUND = 0x11, 0x87, 0x88, 0x92
 NO_LOCAL, RETAIN_AS_PUBLISHED = 4, 8
-# Records that a Leveret leaves in a state queue.
+# The maximum number of records that a Leveret leaves in a state queue.
 MAX_RECORDS = 256
 
 
 class Cluster(MqttPool):
-    """`ports` are those of MQTT of two Leverets, `servers`."""
+    """`ports` are the MQTT ports of two Leverets, `servers`."""
 
     def __init__(self, version, directory):
         super().__init__(version, directory)
@@ -36,7 +37,7 @@ class Cluster(MqttPool):
 
     @contextlib.contextmanager
     def victim(self):
-        """One more Leveret that may be killed, and its port."""
+        """Another Leveret that may be killed, and its port."""
         self.count += 1
         server = self.another(f"victim{self.count}")
         try:
@@ -45,7 +46,7 @@ class Cluster(MqttPool):
             server.child.kill()
 
     def queues(self, name):
-        """The queues of a client, by the ends of their names."""
+        """A client's queues, by the suffixes of their names."""
         return {kind for kind in ("qos0", "qos1", "qos2") if self.exists(f"mqtt-subscription-{name}{kind}")}
 
     def exists(self, queue):
@@ -64,8 +65,8 @@ class Cluster(MqttPool):
 
     @contextlib.contextmanager
     def listener(self, pattern):
-        """Yields a function that returns the payloads of all messages since the beginning, in front of a last one that it publishes."""
-        # A long test answers no heartbeats.
+        """Yields a function that publishes a marker and returns the payloads of all messages before it."""
+        # A long test does not answer heartbeats.
         parameters = pika.URLParameters(f"{self.rabbitmq.uri}/?heartbeat=0")
         with pika.BlockingConnection(parameters) as connection:
             channel = connection.channel()
@@ -92,7 +93,7 @@ cluster = fixture_of(Cluster)
 
 @contextlib.contextmanager
 def session(port, name, clean=False, expiry=3600, **options):
-    """A client of 5.0 whose session lasts; its answer to CONNECT is `connack`."""
+    """An MQTT 5.0 client with a persistent session; its CONNACK is `connack`."""
     with closing(Mqtt5Wire(port)) as wire:
         wire.connack = wire.connect(name, clean=clean, SessionExpiryInterval=expiry, **options)
         assert wire.connack["reason"] == 0
@@ -100,7 +101,7 @@ def session(port, name, clean=False, expiry=3600, **options):
 
 
 def receive(wire, body, packet_id=1, dup=False, topic="once/a"):
-    """Publishes at QoS 2 up to PUBREC."""
+    """Publishes at QoS 2, up to PUBREC."""
     answer = wire.publish(topic, body, 2, packet_id, dup=dup)
     assert answer == {"packet": "PUBREC", "id": packet_id, "reason": 0}
 
@@ -121,7 +122,7 @@ def test_subscriptions_go_along_with_their_options(cluster):
     for port in (cluster.ports[1], cluster.ports[0], cluster.ports[1]):
         with session(port, name) as client, MqttClient(cluster.ports[0], "writer") as writer:
             assert client.connack["session"] == 1
-            # A live subscription is made again after CONNACK: others may have to publish more than once.
+            # The live subscription is restored after CONNACK, so the message may have to be published more than once.
             writer.publish("kept/a", b"kept")
             wanted = {"kept": ("kept/a", 1, [7])}
             assert seen(client) == wanted["kept"]
@@ -132,7 +133,7 @@ def test_subscriptions_go_along_with_their_options(cluster):
                     assert seen(client) == ("live/a", 0, [7])
                     break
             client.socket.settimeout(PATIENCE)
-            # Its own message does not come back; that of another does.
+            # Its own message does not come back; other clients' messages do.
             client.send_packet(3, b"\0\x04mine\0\x05\0own", flags=2)
             packets = client.until("PUBACK")
             assert not [packet for packet in packets if packet["topic"] == "mine"]
@@ -147,7 +148,7 @@ def test_subscriptions_go_along_with_their_options(cluster):
 
 
 def seen(client):
-    """Topic, QoS and identifiers of the next message, which is acknowledged."""
+    """Topic, QoS and identifiers of the next message, which it acknowledges."""
     message = client.answer()
     if message["qos"]:
         client.ack(4, message["id"])
@@ -176,7 +177,7 @@ def test_another_message_with_the_identifier_of_an_unreleased_one_is_no_duplicat
                 receive(client, b"%d" % packet_id, packet_id)
             server.child.kill()
         with session(cluster.ports[1], name) as client:
-            # Without DUP it is always a new one.
+            # Without DUP it is always a new message.
             receive(client, b"1", 1)
             receive(client, b"other", 2, dup=True)
             receive(client, b"3", 3, dup=True, topic="once/b")
@@ -193,7 +194,7 @@ def test_identifiers_are_used_again_on_the_way_to_another_server_and_back(cluste
             with session(cluster.ports[stay % 2], name) as client:
                 assert client.connack["session"] == (stay > 0)
                 if stay:
-                    # PUBREC of the last one may have been lost; PUBREL was not sent.
+                    # The last PUBREC may have been lost; PUBREL was not sent.
                     receive(client, b"last of %d" % (stay - 1), 2, dup=True)
                     complete(client, 2)
                 receive(client, b"first of %d" % stay, 1, dup=stay > 2)
@@ -207,7 +208,7 @@ def test_released_identifiers_are_free_after_a_server_was_killed(cluster):
     with cluster.listener("once.#") as heard:
         for _ in range(3):
             with cluster.victim() as (server, port), session(port, name) as client:
-                # As a message that was published to a server which had died before it came.
+                # Like a message published to a server that was killed before it arrived.
                 receive(client, b"same", dup=True)
                 complete(client)
                 server.child.kill()
@@ -250,7 +251,7 @@ def test_a_clean_start_and_the_end_of_a_session_leave_no_queue(cluster, version)
     wait_until(lambda: not cluster.queues(name))
     with session(cluster.ports[0], name, expiry=1) as client:
         client.subscribe(("a/live", 0))
-    # Asking for a queue by its name would keep it.
+    # Any declaration of the queue would keep it alive.
     wait_until(lambda: f"mqtt-subscription-{name}qos" not in cluster.rabbitmq.control("list_queues", "name"))
 
 
@@ -258,7 +259,7 @@ def test_a_session_of_plain_subscriptions_needs_no_second_queue(cluster):
     name = "plain"
     with session(cluster.ports[0], name) as client:
         assert client.subscribe(("plain/#", 1))["reasons"] == [1]
-        # Its own message comes back to it.
+        # Its own message is delivered to it.
         assert {client.publish("plain/a", b"x", 1)["packet"], client.answer()["packet"]} == {"PUBACK", "PUBLISH"}
         assert cluster.queues(name) == {"qos1"}
         assert client.subscribe(("other", 0))["reasons"] == [0]
@@ -270,7 +271,7 @@ def test_session_changes_made_at_rabbitmqs_own_listener_are_kept(cluster):
     with MqttClient(cluster.ports[0], name, keep=True) as client:
         assert client.subscribe([("n/live", 0), ("n/a", 1), ("n/b", 1)]) == [0, 1, 1]
     with MqttClient(cluster.native, name, keep=True) as client:
-        # RabbitMQ 3.10 unbinds only what was subscribed to on the same connection.
+        # RabbitMQ 3.10 only unbinds what was subscribed to on the same connection.
         assert client.subscribe("n/a", 1) == [1]
         client.unsubscribe("n/a")
     with MqttClient(cluster.ports[1], name, keep=True) as client, MqttClient(cluster.ports[0], "writer") as writer:
@@ -278,7 +279,7 @@ def test_session_changes_made_at_rabbitmqs_own_listener_are_kept(cluster):
         writer.publish("n/a", b"a")
         writer.publish("n/b", b"b")
         assert client.message().payload == b"b"
-    # A clean start there ends the session, with all of it.
+    # A clean start there deletes the session with all its state.
     with MqttClient(cluster.native, name):
         pass
     with MqttClient(cluster.ports[0], name, keep=True) as client:
@@ -338,7 +339,7 @@ def test_messages_in_flight_at_a_session_takeover_are_published_once(cluster):
         sent = 0
         for turn in range(4):
             with session(cluster.ports[turn % 2], name) as client:
-                # The answers to the last ones of the earlier connection were never read.
+                # The last answers of the earlier connection were never read.
                 for packet_id in range(1, 21):
                     if turn:
                         receive(client, b"%d" % (sent - 20 + packet_id), packet_id, dup=True)
@@ -403,7 +404,7 @@ def test_a_restart_of_rabbitmq_while_messages_are_under_way_loses_none(cluster):
         numbers = [int(body) for body in iter(lambda: next(bodies), b"last")]
         channel.queue_delete("outage")
     assert set(numbers) == set(range(count))
-    # Twice are at most those that were not confirmed when RabbitMQ was killed: paho sends 20 at a time.
+    # At most the unconfirmed ones are duplicated when RabbitMQ is killed: paho has 20 in flight.
     assert len(numbers) <= count + 20
     with session(cluster.ports[1], name) as client, cluster.listener("once.#") as heard:
         assert client.connack["session"] == 1

@@ -1,4 +1,4 @@
-"""An MQTT session belongs to its user: nobody else ends it, takes it over or deletes it by its client identifier."""
+"""An MQTT session belongs to its user: no other user can end it, take it over or delete it by its client id."""
 
 import pytest
 

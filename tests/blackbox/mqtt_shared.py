@@ -1,5 +1,6 @@
-"""Shared subscriptions of MQTT 5.0: each message comes to one member of a group, and is another's if that one goes without having
-acknowledged it. On the embedded broker, and in front of RabbitMQ, where members may be connected to different Leverets."""
+"""MQTT 5.0 shared subscriptions: each message is delivered to one member of a group, and to another one if that member
+disconnects without acknowledging it. On the embedded broker, and in front of RabbitMQ, where members may be connected to
+different Leverets."""
 
 from contextlib import ExitStack, closing
 
@@ -19,7 +20,7 @@ QUOTA_EXCEEDED, NO_SUBSCRIPTION, INVALID, NOT_AUTHORIZED = 0x97, 0x11, 0x8F, 0x8
 
 
 class Embedded:
-    """Leveret with its own broker."""
+    """Leveret with the embedded broker."""
 
     def __init__(self, directory):
         self.server = Leveret(directory, "--mqtt", "127.0.0.1:0")
@@ -93,7 +94,7 @@ def test_unacknowledged_messages_of_a_leaving_member_go_to_another(broker):
         first = [mortal.answer() for _ in range(5)]
         assert [message["body"] for message in first] == [b"0", b"1", b"2", b"3", b"4"]
         mortal.ack(PUBACK, first[0]["id"])
-        # The answer tells that it was received.
+        # The answer to the ping shows that it was received.
         assert mortal.ping() == []
         with closing(member(broker.mqtt, "heir", "$share/g/left/#")) as heir:
             mortal.close()
@@ -134,7 +135,7 @@ def test_an_unsubscribed_member_keeps_its_message_and_others_get_the_rest(broker
 def test_a_session_that_lasts_goes_on_with_its_group(broker):
     lasts = {"SessionExpiryInterval": 600}
     with closing(member(broker.mqtt, "persistent", "$share/g/lasts/#", **lasts)) as first, writer(broker) as publisher:
-        # Another member goes, and the group is still that of the one that is away.
+        # Another member leaves, and the group is kept for the disconnected member.
         with closing(member(broker.mqtt, "brief", "$share/g/lasts/#")) as brief:
             first.disconnect()
             assert first.answer() is None
@@ -165,7 +166,7 @@ def test_each_group_and_filter_gets_a_copy_of_a_message(broker):
 
 def test_a_member_gets_no_topics_in_dollar_by_a_wildcard_in_front(broker):
     with closing(member(broker.mqtt, "front", "$share/only/+/only")) as front, writer(broker) as publisher:
-        # To AMQP `+` in front matches `$x`.
+        # AMQP's `*`, from a leading `+`, matches `$x`.
         for topic in ("$x/only", "x/only"):
             publisher.publish(topic, topic.encode())
         assert front.answer()["body"] == b"x/only"
@@ -193,7 +194,7 @@ def test_a_member_stays_one_when_it_comes_back_with_3_1_1(broker):
             assert old.message().payload == b"back"
             old.unsubscribe(name)
             publisher.publish("versions", b"left")
-            # The session's own queue and the group's were both empty.
+            # The session's own queue and the group's queue were both empty.
             assert old.subscribe("versions/end", 1) == [1]
             publisher.publish("versions/end", b"end")
             assert old.message().payload == b"end"
@@ -252,7 +253,7 @@ def test_members_on_two_leverets_get_each_message_once(pool):
             came = [[message.payload for message in each.take(each.messages.qsize())] for each in members]
             assert sorted(came[0] + came[1]) == sorted(str(number).encode() for number in range(50))
             assert all(came)
-        # A Leveret that is killed leaves its messages to the others, and a queue that the last member ends.
+        # A killed Leveret leaves its messages to the other members, and a queue that is deleted with the last of them.
         with closing(member(pool.mqtt, "survivor", "$share/g/killed")) as survivor, writer(pool) as publisher:
             with closing(member(ports[1], "victim", "$share/g/killed")) as victim:
                 for number in range(20):
@@ -281,7 +282,7 @@ def test_the_queue_of_a_group_ends_with_its_last_member(pool):
             assert (first.answer(), second.answer()) == (None, None)
     with closing(member(pool.mqtt, "ends3", "$share/ends/ends/#")) as third:
         assert third.unsubscribe("$share/ends/ends/#")["reasons"] == [0]
-        # One of its sessions lasts.
+        # One member's session is persistent.
         assert group_queues(pool) == [name]
     with closing(Mqtt5Wire(pool.mqtt)) as second:
         second.connect("ends2", clean=False, **lasts)

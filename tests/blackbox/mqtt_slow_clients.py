@@ -1,5 +1,5 @@
-"""An MQTT client that does not read costs no more than `mqtt_queue_max`: messages of QoS 0 are dropped for it, the oldest first; it
-is closed if others would be lost that nobody stores. It holds up nobody. On the embedded broker, and in front of RabbitMQ."""
+"""An MQTT client that does not read takes at most `mqtt_queue_max` of memory: its oldest QoS 0 messages are dropped; it is
+closed if messages that no queue stores would be lost. It blocks nobody. On the embedded broker, and in front of RabbitMQ."""
 
 import os
 import struct
@@ -19,9 +19,9 @@ from harness.releases import RELEASES, missing
 QUEUE_MAX = 1024 * 1024
 FLAGS = ("--mqtt-queue-max", "1MiB", "--http", ANY)
 SIZE = 16 * 1024
-# More than sockets, the outbox and the queue take of them, many times over; 25600 are 400 MiB.
+# Many times more than the sockets, the outbox and the queue hold; 25600 messages are 400 MiB.
 COUNT = int(os.environ.get("LEVERET_SLOW_MESSAGES", "4000"))
-# Bytes that all of them together would take, and the most that they may.
+# The bytes of all of them together, and the maximum memory growth.
 ALL, MAX_MEMORY = COUNT * SIZE, 30 << 20
 QUOTA_EXCEEDED = 0x97
 DROPPED = {"leveret": "leveret_broker_mqtt_messages_dropped_total", "pool": "leveret_multiplexed_dropped_messages_total"}
@@ -68,7 +68,7 @@ def body(number):
 
 
 def publish_all(port, topic, qos=1, count=COUNT):
-    """Publishes numbered messages with QoS 1, some at a time, each of which is answered."""
+    """Publishes numbered messages at QoS 1 in batches, and waits for their acknowledgements."""
     with closing(Mqtt5Wire(port)) as writer:
         writer.connect("writer")
         for first in range(0, count, 50):
@@ -80,7 +80,7 @@ def publish_all(port, topic, qos=1, count=COUNT):
 
 
 def numbers_until(wire, last):
-    """The numbers of the messages until this one."""
+    """The numbers of the messages up to this one."""
     numbers = []
     while not numbers or numbers[-1] != last:
         numbers.append(struct.unpack(">I", wire.answer()["body"][:4])[0])
@@ -96,11 +96,11 @@ def test_a_subscriber_of_qos_0_that_does_not_read_gets_the_newest_messages(broke
         assert resident_bytes(broker.server.pid) - before < MAX_MEMORY < ALL
         came = numbers_until(slow, COUNT - 1)
         assert came == sorted(came), "in order"
-        # The oldest of those that waited are gone, and the newest there.
+        # The oldest waiting messages were dropped, the newest are there.
         newest = QUEUE_MAX // SIZE // 2
         assert came[-newest:] == list(range(COUNT - newest, COUNT))
         assert metric(broker.server, broker.dropped) - dropped == COUNT - len(came) > 0
-        # It goes on as if nothing had been.
+        # The client continues normally.
         assert slow.ping() == []
 
 
@@ -132,7 +132,7 @@ def test_a_live_subscriber_of_qos_1_that_does_not_acknowledge_is_closed_with_quo
         before, dropped = metric(pool.server, name), metric(pool.server, pool.dropped)
         publish_all(pool.mqtt, "slow/1", count=200)
         answer = slow.answer()
-        # All that comes at once from the upstream may be too much already.
+        # The upstream's first burst may already exceed the limit.
         if answer["packet"] == "PUBLISH":
             assert struct.unpack(">I", answer["body"][:4])[0] == 0
             answer = slow.answer()
@@ -154,7 +154,7 @@ def test_messages_of_qos_0_go_before_a_live_subscriber_of_qos_1_is_closed(pool):
             writer.publish("mixed", body(number))
             for _ in range(50):
                 writer.publish("mixed", body(COUNT), qos=0)
-        # The last answer comes behind everything before.
+        # Everything else comes before the last answer.
         assert writer.publish("mixed", body(reliable))["reason"] == 0
         came = []
         while not came or came[-1] != reliable:

@@ -1,5 +1,5 @@
-"""A client identifier has one connection in a cluster: a client that connects to one Leveret in front of a RabbitMQ is closed at
-the other, and takes its session along."""
+"""A client identifier has one connection in a cluster: when a client connects to another Leveret in front of the same
+RabbitMQ, its old connection is closed, and it keeps its session."""
 
 import re
 from contextlib import closing
@@ -21,7 +21,7 @@ WARNING = "session takeover limited to connections of this server"
 
 
 class Cluster(MqttPool):
-    """`ports` are those of MQTT of two Leverets, `servers`."""
+    """`ports` are the MQTT ports of two Leverets, `servers`."""
 
     def __init__(self, version, directory):
         super().__init__(version, directory)
@@ -49,7 +49,7 @@ cluster = fixture_of(Cluster)
 
 
 def announcements_are_handled(cluster, name, at=0):
-    """All announcements that were made before have been handled at a Leveret: one more was."""
+    """Waits until a Leveret has handled all earlier announcements, by making another one."""
     with MqttClient(cluster.ports[at], name) as first, MqttClient(cluster.ports[1 - at], name):
         assert first.gone.wait(PATIENCE)
 
@@ -62,7 +62,7 @@ def test_a_persistent_session_goes_along_with_its_messages_and_back(cluster, ver
         options = {"manual_ack": True, **persistent_session(version)}
         first = MqttClient(cluster.ports[0], name, version, **options)
         assert first.subscribe(topic, 1) == [1]
-        # Twenty are on their way to the client at a time; the others wait in the queue.
+        # Twenty are in flight to the client; the others wait in the queue.
         for payload in expected:
             writer.publish(topic, payload)
         first.message()
@@ -72,7 +72,7 @@ def test_a_persistent_session_goes_along_with_its_messages_and_back(cluster, ver
                 assert first.gone.wait(PATIENCE) and second.session_present
             first = second
         with first:
-            # The client acknowledges nothing of what it has got so far.
+            # The client acknowledges none of these.
             got = []
             while len({message.payload for message in got}) < len(expected):
                 got.append(first.message())
@@ -131,7 +131,7 @@ def test_the_will_of_a_client_that_is_taken_over_waits_for_its_delay(cluster):
                 with MqttClient(cluster.ports[1], name, V5, **persistent_session(V5)):
                     assert mortal.answer()["reason"] == TAKEN_OVER
             mortal.close()
-        # It has come back in time.
+        # It has reconnected in time.
         assert heir.message().topic == "will/gone"
         delay = {"WillDelayInterval": 3600}
         with closing(Mqtt5Wire(cluster.ports[0])) as mortal:
@@ -141,13 +141,13 @@ def test_the_will_of_a_client_that_is_taken_over_waits_for_its_delay(cluster):
 
 
 def test_another_user_closes_nobodys_connection(cluster):
-    # It may not have the queues of others.
+    # It has no access to other clients' queues.
     other = cluster.user("other", f"^{EXCHANGE}", f"^(amq.topic|{EXCHANGE}.*)$", f"^(amq.topic|{EXCHANGE}.*)$")
     with MqttClient(cluster.ports[0], "mine", **persistent_session(V311)) as mine, MqttClient(cluster.ports[0], "writer") as writer:
         mine.subscribe("mine", 1)
         for keep in (True, False):
             with MqttClient(cluster.ports[1], "mine", keep=keep, **other) as stranger:
-                # RabbitMQ 3.10 tells whoever asks that there is a queue.
+                # RabbitMQ 3.10 reveals to any user that a queue exists.
                 assert not stranger.session_present or stranger.gone.wait(PATIENCE)
         parameters = pika.URLParameters(cluster.rabbitmq.uri)
         parameters.credentials = pika.PlainCredentials("other", "other")
@@ -199,5 +199,5 @@ def test_each_leveret_has_one_queue_for_a_user_however_many_clients(cluster):
     finally:
         for client in clients:
             client.close()
-    # They go with the clients.
+    # They are deleted with the clients.
     wait_until(lambda: not queues() - before)

@@ -1,4 +1,5 @@
-"""MQTT clients in front of RabbitMQ: their sessions are those that RabbitMQ's own listener knows, and what they do is done there."""
+"""MQTT clients in front of RabbitMQ: their sessions are the same as those of RabbitMQ's own listener, and their operations
+take effect there."""
 
 import struct
 import threading
@@ -26,7 +27,7 @@ from harness.releases import RELEASES, missing
 __all__ = ["pool"]
 
 VERSIONS = [V311, V5]
-# Reason codes of MQTT 5.0.
+# MQTT 5.0 reason codes.
 BAD_PASSWORD, NOT_AUTHORIZED, UNAVAILABLE, TAKEN_OVER = 0x86, 0x87, 0x88, 0x8E
 
 
@@ -91,7 +92,7 @@ def test_the_queue_of_a_session_is_as_rabbitmq_makes_it(pool):
         with MqttClient(port, name, keep=True) as client:
             client.subscribe("same/#", 1)
     ours, theirs = (queues(pool)[f"mqtt-subscription-{name}qos1"] for name in ("ours", "theirs"))
-    # RabbitMQ 4 adds the type to what is declared over AMQP.
+    # RabbitMQ 4 adds the type to queues declared over AMQP.
     assert ours.replace(',{"x-queue-type","classic"}', "") == theirs
     bindings = pool.rabbitmq.control("list_bindings", "source_name", "destination_name", "routing_key").splitlines()
     assert {"amq.topic\tmqtt-subscription-oursqos1\tsame.#", "amq.topic\tmqtt-subscription-theirsqos1\tsame.#"} <= set(bindings)
@@ -99,7 +100,7 @@ def test_the_queue_of_a_session_is_as_rabbitmq_makes_it(pool):
 
 def test_clients_on_both_sides_read_each_other(pool):
     with pool.client("inside") as inside, MqttClient(pool.native, "outside") as outside:
-        # RabbitMQ takes a dot for a slash.
+        # RabbitMQ maps a dot to a slash.
         for topic, seen in (("both/a", "both/a"), ("both/v1.2/x", "both/v1/2/x")):
             for reader in (inside, outside):
                 reader.subscribe(topic, 1)
@@ -159,14 +160,14 @@ def test_wills_are_published_after_their_delay_and_not_if_the_client_comes_back(
             mortal.close()
             if name == "back":
                 with pool.client(name, V5, **persistent_session(V5)) as back:
-                    # What it knows of the session is that it is there.
+                    # It only knows that the session exists.
                     assert back.session_present
         assert heir.message().topic == "will/gone"
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_strangers_are_refused_as_by_rabbitmq(pool, version):
-    # As RabbitMQ: 4 is a wrong user, password or virtual host.
+    # As in RabbitMQ: 4 means a wrong user, password or virtual host.
     pool.rabbitmq.control("add_user", f"outsider{version}", "x")
     for options, refused in (
         ({"password": "wrong"}, "bad"),
@@ -238,14 +239,14 @@ def test_quality_2_is_published_once(pool, version):
             client.publish("once/a", str(number).encode(), 2)
         expected = [str(number).encode() for number in range(20)]
         assert [message.payload for message in client.take(20)] == expected
-        # What was published twice would be in front of this.
+        # A duplicate would come before this.
         client.publish("once/last", b"last", 2)
         consumed = islice(channel.consume(queue, auto_ack=True, inactivity_timeout=PATIENCE), 21)
         assert [body for _, _, body in consumed] == [*expected, b"last"]
 
 
 def test_a_publisher_that_is_far_ahead_of_its_confirms_is_read_on(pool):
-    # More than a client may have unconfirmed upstream, in one go.
+    # More than a client may have unconfirmed upstream, in one write.
     identifiers = range(1, 8001)
     with closing(MqttWire(pool.mqtt)) as writer:
         writer.connect("ahead")
@@ -300,7 +301,7 @@ def test_an_upstream_that_restarts_is_no_outage_for_sessions(tmp_path):
             writer.client.publish("restart/b", b"during", 1)
             pool.rabbitmq.start()
             assert done.wait(PATIENCE), "it is acknowledged when the upstream is back"
-            # What it had acknowledged may come again: the upstream was killed.
+            # Acknowledged messages may be redelivered: the upstream was killed.
             while (message := reader.message()).payload == b"before":
                 assert message.dup
             assert message.payload == b"during"

@@ -1,4 +1,4 @@
-"""MQTT sessions in front of an upstream through outages, takeovers, shutdowns and changed permissions."""
+"""MQTT sessions in front of an upstream during outages, takeovers, shutdowns and changes of permissions."""
 
 import contextlib
 import signal
@@ -18,7 +18,7 @@ from harness.patience import PATIENCE
 from harness.releases import RELEASES, missing
 
 VERSIONS = [V311, V5]
-# Reason codes of MQTT 5.0.
+# MQTT 5.0 reason codes.
 BAD_PASSWORD, NOT_AUTHORIZED, QUOTA = 0x86, 0x87, 0x97
 
 
@@ -35,7 +35,7 @@ def pool(request, tmp_path_factory):
 
 @contextlib.contextmanager
 def in_front_of_leveret(directory, *flags):
-    """A pool with MQTT in front of an embedded broker, which is yielded first."""
+    """A pool with MQTT in front of an embedded broker; yields the broker first."""
     with replaceable(directory / "broker") as broker:
         flags = ("--upstream", f"amqp://127.0.0.1:{broker.port}", "--mqtt", ANY, *flags)
         with leveret(directory / "pool", *flags) as server:
@@ -86,7 +86,7 @@ def test_permissions_that_are_revoked_hold_for_clients_that_are_connected(pool, 
         assert client.message().payload == b"before"
         pool.rabbitmq.control("set_permissions", "-p", "default", name, ".*", "^$", ".*")
         if version == V311:
-            # RabbitMQ remembers on a channel what was permitted there, until the channel has rested for a while.
+            # RabbitMQ caches permissions per channel, until the channel has been idle for a while.
             pause, deadline = 0.5, time.monotonic() + PATIENCE
             while not client.gone.wait(pause):
                 assert time.monotonic() < deadline, "permitted for ever"
@@ -113,7 +113,7 @@ def test_a_user_without_permission_for_its_session_queue_is_disconnected(pool):
         assert client.connect("blind", clean=False, **mine, SessionExpiryInterval=60)["reason"] == 0
         answer = client.answer()
         assert (answer["packet"], answer["reason"]) == ("DISCONNECT", NOT_AUTHORIZED)
-        # In the upstream's words, which differ.
+        # In the upstream's words, which vary by release.
         assert answer["ReasonString"].endswith("refused for user 'blind'")
     pool.rabbitmq.control("set_permissions", "-p", "default", "blind", ".*", ".*", ".*")
     with contextlib.closing(Mqtt5Wire(pool.mqtt)) as client:
@@ -133,7 +133,7 @@ def test_a_password_that_was_changed_holds_after_auth_ttl(pool, version):
 
     wait_until(lambda: is_refused(mine["password"]))
     assert not is_refused("another")
-    # A refusal is not remembered for longer.
+    # Refusals are not cached any longer.
     pool.rabbitmq.control("change_password", mine["user"], mine["password"])
     wait_until(lambda: not is_refused(mine["password"]))
 
@@ -165,7 +165,7 @@ def restarted_with_500_messages(directory, release, version):
                 message = reader.message()
                 seen[int(message.topic[-1])].append(int(message.payload))
             for parity, numbers in seen.items():
-                # What comes again is a run of messages that was sent before; each is first seen in its order.
+                # Duplicates are a repeated run of earlier messages; the first arrivals are in order.
                 assert list(dict.fromkeys(numbers)) == list(range(parity, 500, 2))
             assert not reader.gone.is_set() and not writer.gone.is_set()
     finally:

@@ -1,5 +1,5 @@
-"""The virtual host of an MQTT client: that of its certificate, of the port it has connected to, in front of its user name, or the
-default; without a certificate the user name goes before the port. On the embedded broker and in front of RabbitMQ, whose own listener
+"""The virtual host of an MQTT client comes from its certificate, its port, its user name, or the default, in this order;
+without a certificate the user name precedes the port. On the embedded broker and in front of RabbitMQ, whose own listener
 maps ports in the same way."""
 
 import json
@@ -22,7 +22,7 @@ LOCAL = "127.0.0.1"
 
 
 class Served:
-    """Leveret with and without TLS on ports that are mapped. `amqp` is the broker's URI, `native` a mapped port of RabbitMQ's."""
+    """Leveret with and without TLS on mapped ports. `amqp` is the broker's URI, `native` a mapped port of RabbitMQ."""
 
     def __init__(self, kind, directory):
         self.rabbitmq, self.native = None, None
@@ -55,7 +55,7 @@ class Served:
         self.amqp = self.rabbitmq.uri if self.rabbitmq else self.server.uri
 
     def vhost_of(self, client):
-        """Of the messages that are published in every virtual host, that of its own comes to a client."""
+        """A message is published in every virtual host; the one that the client receives identifies its own."""
         client.subscribe("where", 0)
         for name in ["%2F", *VHOSTS]:
             with pika.BlockingConnection(pika.URLParameters(f"{self.amqp}/{name}")) as connection:

@@ -1,4 +1,5 @@
-"""A token lasts as long on Leveret as on RabbitMQ 4 with its plugin, and a renewed one reaches every upstream connection of a client."""
+"""A token expires on Leveret as on RabbitMQ 4 with its plugin, and a renewed token is sent to every upstream connection of a
+client."""
 
 import contextlib
 import time
@@ -16,7 +17,7 @@ from harness.releases import missing
 from harness.tokens import ALL, Key, claims, flags, key_set
 
 pytestmark = pytest.mark.skipif(missing("4") is not None, reason=f"no RabbitMQ 4: {missing('4')}")
-# Seconds that a token lasts which is to expire during a test: longer than it takes to set everything up.
+# The lifetime in seconds of a token that expires during a test: longer than the setup takes.
 SHORT = 20
 
 
@@ -27,7 +28,7 @@ def key():
 
 @pytest.fixture(scope="module")
 def ports(tmp_path_factory, key):
-    """Ports of AMQP: of RabbitMQ, of a pool in front of it, and of the embedded broker."""
+    """AMQP ports of RabbitMQ, of a pool in front of it, and of the embedded broker."""
     directory = tmp_path_factory.mktemp("keys")
     form = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     (directory / "key.pem").write_bytes(key.private.public_key().public_bytes(*form))
@@ -67,8 +68,8 @@ def until(connection, holds):
 
 
 class Client:
-    """One that publishes, one that consumes with a prefetch, and one that consumes without acknowledgements: behind a pool each has an
-    upstream connection that others do not use."""
+    """A publisher, a consumer with prefetch, and a consumer without acknowledgements: behind a pool each has an upstream
+    connection that no other client uses."""
 
     def __init__(self, port, token):
         self.connection = connect(port, token)
@@ -85,7 +86,7 @@ class Client:
         channel.basic_ack(method.delivery_tag)
 
     def use(self, body):
-        """What needs each of them, and the rights of now."""
+        """Uses each of them, which requires its current permissions."""
         self.received.clear()
         for queue in self.queues:
             self.publishing.basic_publish("", queue, body)
@@ -109,7 +110,8 @@ def test_a_renewed_token_lets_a_client_go_on_everywhere(ports, key, where):
 
 
 class Holder:
-    """One that publishes to itself, and acknowledges later. Others with its token may share its upstream connections."""
+    """A client that publishes to itself and acknowledges later. Clients with the same token may share its upstream
+    connections."""
 
     def __init__(self, port, token, queue):
         self.connection, self.queue, self.received = connect(port, token), queue, []
@@ -156,7 +158,7 @@ def test_a_connection_ends_alike_with_a_token_that_is_not_renewed(ports, key):
                 channel.connection.process_data_events(time_limit=0.1)
         ends[where] = ended.value
     assert str(ends["broker"]) == str(ends["rabbitmq"]) == "(320, 'CONNECTION_FORCED - credential expired')"
-    # The pool looks for another connection, for which the token is not good enough.
+    # The pool looks for another connection, which the token cannot open.
     assert isinstance(ends["pool"], (pika.exceptions.ConnectionClosed, pika.exceptions.ChannelClosedByBroker)), ends
 
 

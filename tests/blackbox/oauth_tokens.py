@@ -1,4 +1,4 @@
-"""Clients come in with a token in the place of a password, may do what its scopes say, and no longer than it lasts."""
+"""Clients log in with a token instead of a password, have the permissions of its scopes, and lose them when it expires."""
 
 import signal
 import ssl
@@ -19,7 +19,7 @@ from harness.tokens import ALL, Key, claims, flags, key_service, key_set
 
 ANY = "127.0.0.1:0"
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "EdDSA")
-# How long a token lasts that is to expire during a test: longer than it takes to use it once.
+# The lifetime in seconds of a token that expires during a test: longer than it takes to use it once.
 SHORT = 15
 
 
@@ -130,7 +130,7 @@ def update_secret(connection, token):
 
 
 def until_refused(publish):
-    """Publishes until that is refused; returns the refusal."""
+    """Publishes until a publish is refused; returns the refusal."""
     deadline = time.monotonic() + PATIENCE
     while True:
         assert time.monotonic() < deadline
@@ -284,7 +284,7 @@ def test_keys_of_a_service_are_cached_and_a_new_one_is_found(tmp_path):
         assert service.asked == 1
         new = Key("ES256", "new")
         service.keys = (new,)
-        # Keys are asked for every 10 seconds at most.
+        # Keys are fetched at most every 10 seconds.
         deadline = time.monotonic() + PATIENCE
         while True:
             try:
@@ -294,7 +294,7 @@ def test_keys_of_a_service_are_cached_and_a_new_one_is_found(tmp_path):
                 assert time.monotonic() < deadline
         with pytest.raises(pika.exceptions.ProbableAuthenticationError):
             connect(server, old.sign(claims(*ALL)))
-        # Once more if this was ten seconds later.
+        # Once more if more than ten seconds have passed.
         assert service.asked in (2, 3)
         server.stop()
 
@@ -309,7 +309,7 @@ def test_sighup_reads_the_ca_certificates_of_the_service_again(tmp_path):
             old.file.write_bytes(new.file.read_bytes())
             server.child.send(signal.SIGHUP)
             server.child.wait_line("auth service's TLS files reloaded")
-            # The first login for which keys are needed.
+            # The first login that needs keys.
             connect(server, key.sign(claims(*ALL))).close()
             server.stop()
 

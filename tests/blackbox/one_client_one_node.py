@@ -1,5 +1,5 @@
-"""A client of the pool is at one node of a cluster, as it would be by itself: what it has declared is there for what it publishes
-and consumes. The nodes of a cluster tell each other of a queue a moment after the client has been told; here they never do."""
+"""A pool client uses a single node of a cluster, as it would without the pool: it finds what it has declared. In a cluster,
+other nodes learn of a queue a moment after declare-ok; in this test they never do."""
 
 import contextlib
 
@@ -22,19 +22,19 @@ def pool(tmp_path):
 def test_a_client_can_use_a_declared_queue_at_once_on_any_channel(pool, round):
     with contextlib.ExitStack() as stack:
         for number in range(12):
-            # They stay, so that connections to all nodes are shared and busy.
+            # They stay open, so that the connections to all nodes are shared and busy.
             connection = stack.enter_context(pika.BlockingConnection(pika.URLParameters(pool.uri)))
             channel = connection.channel()
             channel.confirm_delivery()
             queue = f"of-{round}-{number}"
             channel.queue_declare(queue)
-            # Returned as unroutable, pika raises.
+            # pika raises if it is returned as unroutable.
             channel.basic_publish("", queue, b"first", mandatory=True)
             other = connection.channel()
             other.confirm_delivery()
             other.basic_publish("", queue, b"second", mandatory=True)
             assert take(other, queue, auto_ack=False) == b"first"
-            # Without acknowledgements it has an upstream connection of its own.
+            # Without acknowledgements it gets a dedicated upstream connection.
             assert take(connection.channel(), queue, auto_ack=True) == b"second"
 
 

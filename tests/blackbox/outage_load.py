@@ -1,4 +1,5 @@
-"""P7 under 200 confirming publishers and 50 consumers: whatever ends the upstream connections, its clients do not notice."""
+"""P7 with 200 confirming publishers and 50 consumers: clients do not notice the loss of the upstream connections, whatever
+its cause."""
 
 import signal
 

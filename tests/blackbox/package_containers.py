@@ -1,4 +1,4 @@
-"""The examples for compose and for CI: with the variables that they set, the application gets in."""
+"""The compose and CI examples: with their variables, the application can log in."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ def example(name):
 def gets_in(directory, variables, url):
     """Starts a server with the example's variables, and logs in as its application."""
     at = urlsplit(url)
-    # In the place of the example's password one that can be looked for in the log.
+    # Replaces the example's password by one that can be searched for in the log.
     variables = {name: PASSWORD if "PASS" in name and value == at.password else value for name, value in variables.items()}
     assert PASSWORD in variables.values(), "the application has the password of the broker's user"
     with leveret(directory, env=variables) as server:
@@ -46,7 +46,7 @@ def test_the_compose_pool_accepts_the_credentials_of_its_rabbitmq(tmp_path, targ
     at = urlsplit(services["shop"]["environment"]["AMQP_URL"])
     assert (at.username, at.password, at.hostname) == (user, password, "leveret")
     assert services["leveret"]["environment"] == {"LEVERET_UPSTREAM": "amqp://rabbitmq:5672"}
-    # The RabbitMQ that the tests share has another user, and another name.
+    # The shared RabbitMQ has another user and another host name.
     upstream = {"LEVERET_UPSTREAM": f"amqp://127.0.0.1:{targets.upstream.port}"}
     with leveret(tmp_path, env=upstream) as server:
         pika.BlockingConnection(pika.URLParameters(server.uri)).close()

@@ -16,7 +16,7 @@ CONFFILE = "/etc/leveret/leveret.toml"
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory):
-    """The package twice, the second as its next revision."""
+    """The package twice, the second time with the next revision."""
     needed_for("installing a package")
     return two_revisions(tmp_path_factory.mktemp("packages"))
 
@@ -40,7 +40,7 @@ def test_it_is_installed_started_upgraded_removed_and_purged(machine, packages):
         publish(machine)
         service.stop()
 
-    # An administrator's change outlives the upgrade, and so do messages.
+    # The administrator's changes and the messages survive the upgrade.
     machine.run("sh", "-c", f"echo 'heartbeat = 17' >>{CONFFILE}")
     install(machine, second, "--force-confdef", "--force-confold")
     assert machine.run("dpkg-query", "--show", "--showformat", "${Version}", "leveret").stdout.endswith("-2")
@@ -114,7 +114,7 @@ def test_the_unit_keeps_the_service_in_bounds(machine, packages):
 
 
 def named_leveret(machine):
-    """The files with its name; a checkout or tools of it may be there without the package."""
+    """Files with leveret in the name; a checkout or its tools may be there without the package."""
     found = machine.run("find", "/etc", "/usr", "/lib", "/var", "-xdev", "-iname", "*leveret*", check=False).stdout
     return {line for line in found.splitlines() if not line.startswith(("/var/lib/dpkg", "/var/cache"))}
 
@@ -132,7 +132,7 @@ def settings(machine):
 
 
 class running:
-    """The service as its unit says, for want of a systemd: its command, its user, its state, and its readiness."""
+    """Runs the service's command as its unit says, without systemd: user, state directory, and readiness."""
 
     def __init__(self, machine):
         self.machine = machine
@@ -152,7 +152,7 @@ class running:
         return self
 
     def stop(self):
-        """As systemd would; the signal is for the program itself, which a wrapper's number is not."""
+        """As systemd would; the signal goes to the program itself, not to its wrapper."""
         self.machine.run("pkill", "-TERM", "--exact", "leveret")
         assert self.manager.wait("STOPPING")
         assert self.child.wait() == 0, self.child.tail()

@@ -1,7 +1,5 @@
-"""The Helm chart, as far as it can be read without Helm: its values, their schema, its examples and the program fit together.
-
-package_helm_rendered.py has the rest.
-"""
+"""The Helm chart, without running Helm: its values, schema and examples match the program. package_helm_rendered.py covers
+the rest."""
 
 import re
 import tomllib
@@ -40,7 +38,7 @@ def test_templates_use_values_that_there_are_and_all_of_them():
         for key in path.split("."):
             assert key in value, path
             value = value[key]
-    # These are read by their names in a list.
+    # A template iterates over a list of these names.
     listed = set(re.findall(r'"(\w+)"', re.search(r"range \$key := list (.*?) }}", text)[1]))
     assert {path.split(".")[0] for path in used} | listed == set(VALUES)
 

@@ -1,4 +1,4 @@
-"""The Helm chart as Helm renders it: what comes out is what Kubernetes and Leveret take, in each of its uses (make helm)."""
+"""The Helm chart as rendered by Helm: Kubernetes and Leveret accept the output in each of its uses (make helm)."""
 
 import os
 import re
@@ -20,7 +20,7 @@ if "LEVERET_HELM" not in os.environ:
 CHART = ROOT / "packaging" / "helm" / "leveret"
 USES = sorted(path.stem for path in (CHART / "ci").glob("*.yaml"))
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
-# Helm takes itself for one of 1.20 when there is no cluster.
+# Without a cluster, Helm assumes version 1.20.
 KUBERNETES = ("--kube-version", "1.33.0")
 CONFIG = "/etc/leveret/config/leveret.toml"
 
@@ -32,7 +32,7 @@ def helm():
 
 @pytest.fixture
 def render(helm, tmp_path):
-    """Renders the chart with values; returns the objects by their kinds."""
+    """Renders the chart with values; returns the objects by kind."""
 
     def objects(values, release="leveret"):
         file = tmp_path / "values.yaml"
@@ -55,7 +55,7 @@ def test_an_example_passes_helm_lint_and_its_settings_pass_config_check(helm, re
     objects = render(example(use))
     checked = environment(objects, tmp_path)
     assert run("config", "check", env=checked) == (0, "", "")
-    # Each one counts: nothing is named by a variable that the program does not know.
+    # The program knows every variable.
     shown = run("config", "print", env=checked)[1]
     effective = set(re.findall(r"  # (LEVERET_\w+)$", shown, re.MULTILINE))
     assert effective == {name for name in checked if name.startswith("LEVERET_") and name != "LEVERET_CONFIG"}
@@ -200,7 +200,7 @@ def test_values_that_cannot_work_are_refused(helm, tmp_path, values, verdict):
 
 
 def environment(objects, directory):
-    """The variables of the pod's process, with the files that they name: those of secrets are made up."""
+    """The environment of the pod's process; files are created for its secrets."""
     container = container_of(objects)
     settings = image.variables() | {entry["name"]: entry["value"] for entry in container["env"]}
     settings["STATE_DIRECTORY"] = str(directory / "state")

@@ -1,4 +1,4 @@
-"""The container image that packaging/build-image.py writes: it is what the OCI image specification asks for, and it runs."""
+"""The container image of packaging/build-image.py conforms to the OCI image specification, and runs."""
 
 import hashlib
 import io
@@ -104,14 +104,14 @@ def test_it_serves_as_a_user_without_rights_on_a_file_system_that_cannot_be_writ
         container = Container(machine, image, program, tmp_path)
         try:
             container.child.wait_line("^amqp +listening on amqp://0.0.0.0:5672")
-            # The last of its listeners.
+            # Its last listener.
             container.child.wait_line("^http +listening on ")
             assert container.run("leveret", "health", "--ready").stdout == ""
             assert machine.run(ROOT / ".cache" / "venv" / "bin" / "python", "-c", CLIENT).stdout == "hello\n"
             assert machine.run("touch", f"{Container.ROOT}/tmp/file", check=False).returncode != 0
             owners = machine.run("stat", "--format", "%u:%g", *container.processes_directories()).stdout.split()
             assert set(owners) == {f"{USER}:{USER}"}
-            # It ends as `docker stop` and Kubernetes ask it to.
+            # The stop signal of `docker stop` and Kubernetes.
             machine.run("pkill", "-TERM", "--exact", "leveret")
             assert container.child.wait() == 0, container.child.tail()
         finally:
@@ -131,7 +131,7 @@ connection.close()
 
 
 class Container:
-    """The image's process, with what a container runtime mounts, in a copy of this machine."""
+    """The image's process with the usual mounts of a container runtime, in a copy of this machine."""
 
     ROOT = "/tmp/image"
 
@@ -154,7 +154,7 @@ class Container:
         self.child = Child(argv, directory / "container.log", env=clean_environment())
 
     def argv(self, *command):
-        """The command line of one that runs in the image: chroot looks for the program once it is inside."""
+        """The command line of a process in the image: chroot resolves the program inside."""
         enter = ["/usr/sbin/chroot", f"--userspec={self.config['User']}", "--groups=", self.ROOT]
         return self.machine.argv("env", "--ignore-environment", *self.config["Env"], *enter, *command)
 
@@ -171,13 +171,13 @@ class Container:
 
 @pytest.fixture(scope="module")
 def program():
-    """That of `make static` in `make package-test`, else the one under test with this machine's libraries."""
+    """The binary of `make static` in `make package-test`, else the one under test with this machine's libraries."""
     return Path(os.environ.get("LEVERET_STATIC", binary()))
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory, program):
-    """The layout with the program under test."""
+    """The layout of an image with the program under test."""
     directory = tmp_path_factory.mktemp("image")
     assert build(directory, program)[0] == 0
     [layout] = directory.glob("*-image")
@@ -190,7 +190,7 @@ def members(layer):
 
 
 def elf(path, machine, interpreted=False):
-    """The header of a program for that processor, with an interpreter if it needs shared libraries; just text without one."""
+    """An ELF header for that processor, with an interpreter if it needs shared libraries; plain text without a processor."""
     if machine is None:
         path.write_text("#!/bin/sh\n")
         return path

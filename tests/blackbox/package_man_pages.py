@@ -1,4 +1,4 @@
-"""What comes along with the binary: man pages, completions, a probe, examples and a dashboard that fit it."""
+"""What is shipped with the binary: man pages, completions, the health probe, examples and the dashboard match it."""
 
 import json
 import re
@@ -25,7 +25,7 @@ def test_every_command_has_a_man_page_without_mistakes(tmp_path):
     for page in tmp_path.iterdir():
         done = subprocess.run(
             ["man", "--warnings=all", "--local-file", page],
-            # Wide enough for words that cannot be broken, which would be a warning.
+            # Wide enough for unbreakable words, which would cause a warning.
             env=clean_environment(MANWIDTH="300"),
             capture_output=True,
             text=True,
@@ -82,7 +82,7 @@ def test_every_setting_in_the_examples_exists_and_is_right():
             env = {entry["name"]: entry["value"] for entry in container.get("env", [])}
             settings = {key: value for key, value in env.items() if key.startswith("LEVERET_")}
             if container["image"].startswith("leveret"):
-                # Definitions are in a volume that is not here.
+                # The definitions' volume does not exist here.
                 checked = {key: value for key, value in settings.items() if key != "LEVERET_DEFINITIONS"}
                 told = run("config", "print", env=settings)
                 assert told[0] == 0 and run("config", "check", env=checked) == (0, "", ""), (file.name, told)
@@ -100,7 +100,7 @@ def test_the_examples_that_are_commented_out_are_right_too(tmp_path):
         file = tmp_path / "leveret.toml"
         file.write_text(line + "\n")
         code, _, error = run("config", "print", "--config", file)
-        # What needs something else beside it says so; nothing is unknown or malformed.
+        # The error may be that a setting requires another one; but nothing is unknown or malformed.
         assert code == 0 or "needed" in error or "needs" in error, (line, error)
 
 
@@ -116,7 +116,7 @@ def test_containers_run_without_rights():
 
 
 def test_the_dashboard_reads_metrics_that_there_are(tmp_path):
-    """Of the broker or of the pool."""
+    """Of a broker or of a pool."""
     dashboard = json.loads((PACKAGING / "grafana" / "leveret.json").read_text())
     expressions = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
     wanted = {name for expression in expressions for name in re.findall(r"\b(?:leveret|rabbitmq)_\w+", expression)}

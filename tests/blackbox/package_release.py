@@ -1,4 +1,4 @@
-"""The files of a release, as packaging/build-release.py makes them of a binary: whole, summed up, and the same each time."""
+"""The files of packaging/build-release.py: complete, with correct checksums, and reproducible."""
 
 import hashlib
 import json
@@ -96,7 +96,7 @@ def test_the_bill_of_materials_says_which_crate_needs_which(bill):
 
 
 def test_no_file_names_the_directory_of_the_checkout(release):
-    """The binary apart, whose panics name source files, and the package, which is compressed."""
+    """Except for the binary, whose panics name source files, and the compressed package."""
     for path in release.glob("*.json"):
         assert str(ROOT) not in path.read_text(), path.name
 
@@ -110,14 +110,14 @@ def build(directory):
 
 
 def of_cargo(kinds):
-    """The crates that cargo builds for the program."""
+    """The crates that cargo compiles for the program."""
     argv = ["cargo", "tree", "--locked", "--package", "leveret", "--target", TARGET, "--edges", kinds, "--prefix", "none", "--format", "{p}"]
     done = subprocess.run(argv, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=PATIENCE, check=True)
     return {tuple(line.replace(" v", " ").split()[:2]) for line in done.stdout.splitlines()}
 
 
 def environment():
-    """With what cargo finds its toolchain and its registry by."""
+    """The variables that cargo needs to find its toolchain and registry."""
     return clean_environment(**{key: os.environ[key] for key in ("HOME", "CARGO_HOME", "RUSTUP_HOME") if key in os.environ})
 
 

@@ -1,5 +1,5 @@
-"""The static binaries (make static, which make package-test builds): they need nothing of the system, and serve, also those that
-a package or an image holds."""
+"""The static binaries (make static, run by make package-test) need no system libraries, and work, also inside the package
+and the image."""
 
 import io
 import os
@@ -19,7 +19,7 @@ from harness.patience import PATIENCE
 if "LEVERET_STATIC" not in os.environ:
     pytest.skip("a static binary takes minutes to build: make package-test", allow_module_level=True)
 
-# By where they are; one for another processor is run by its emulator.
+# By path; one for another processor runs under qemu.
 PROGRAMS = [Path(os.environ[name]) for name in ("LEVERET_STATIC", "LEVERET_STATIC_ARM64") if name in os.environ]
 
 
@@ -43,7 +43,7 @@ def from_the_package(built, directory):
 
 
 def from_the_image(built, directory):
-    """That of one image for all processors."""
+    """The binary in the multi-platform image."""
     assert layout.build(directory, *PROGRAMS, flags=())[0] == 0
     [written] = directory.glob("*-image")
     architecture = ARCHITECTURES[processor_of(built)]
@@ -62,7 +62,7 @@ def built(request):
 
 @pytest.fixture(params=[by_itself, from_the_package, from_the_image], ids=lambda way: way.__name__)
 def program(request, built, tmp_path):
-    """The program as it was built or packed; one for another processor is run by its emulator."""
+    """The program, as it was built or from a package; one for another processor runs under qemu."""
     found = request.param(built, tmp_path / "packed")
     processor = processor_of(built)
     if processor == platform.machine():

@@ -1,4 +1,4 @@
-"""The Debian package under a real systemd, the first process of a copy of this machine: what the unit promises holds."""
+"""The Debian package under a real systemd, as init of a copy of this machine: tests what the unit promises."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ from harness.machine import MachineWithSystemd, needed_for
 from harness.patience import PATIENCE
 
 SERVICE = "leveret.service"
-# Each test starts a system: minutes in all, in which most of what they show has been shown by the other tests of the package.
+# Each test boots a system, minutes in all, and the package's other tests cover most of this.
 pytestmark = pytest.mark.skipif("LEVERET_PACKAGE_TEST" not in os.environ, reason="make package-test")
 BEHIND_PORT = 5679
 OTHERS_OFF = [word for name in (*OPTIONAL_LISTENERS, "--http") for word in (name, "off")]
@@ -60,7 +60,7 @@ def test_an_upgrade_keeps_the_clients_of_a_pool_and_a_stop_lets_the_new_process_
     machine.run("systemd-run", "--unit=behind", "leveret", "serve", "--amqp", behind, "--data-dir", "off", *OTHERS_OFF)
     with machine.path("/etc/leveret/leveret.toml").open("a") as settings:
         settings.write(f'\nupstream = "amqp://{behind}"\n')
-    # Its pings are those of the new process afterwards.
+    # The watchdog messages come from the new process afterwards.
     override(machine, "soon", "[Service]\nWatchdogSec=5s\n")
     machine.run("systemctl", "restart", SERVICE)
     first = process(machine)
@@ -88,7 +88,7 @@ def test_nobody_is_refused_while_the_service_restarts(machine, packages, kept):
         override(machine, "kept", "[Service]\nFileDescriptorStoreMax=64\n")
         machine.run("systemctl", "restart", SERVICE)
     with script(machine, KNOCKING, "5672") as client:
-        # With a socket unit the first one starts the service.
+        # With a socket unit the first connection starts the service.
         assert client.stdout.readline() == "served\n"
         before = process(machine)
         machine.run("systemctl", "restart", SERVICE)
@@ -159,7 +159,7 @@ def install_package(machine, package):
 
 
 def override(machine, name, text):
-    """A drop-in of the service."""
+    """Adds a drop-in to the service."""
     directory = machine.path("/etc/systemd/system/leveret.service.d")
     directory.mkdir(exist_ok=True)
     (directory / f"{name}.conf").write_text(text)
@@ -168,7 +168,7 @@ def override(machine, name, text):
 
 @contextlib.contextmanager
 def script(machine, text, *arguments):
-    """A program in Python that talks to the test by its standard streams."""
+    """Runs a Python script that exchanges lines with the test."""
     argv = machine.argv(ROOT / ".cache" / "venv" / "bin" / "python", "-c", text, *arguments)
     with subprocess.Popen(argv, env=clean_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:

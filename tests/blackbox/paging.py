@@ -1,4 +1,4 @@
-"""Queues far longer than memory is to hold: their messages go to disk, and come back in order as they are wanted (B4)."""
+"""Queues far longer than their memory limit: messages are paged out, and paged in again in order (B4)."""
 
 
 import pika
@@ -12,11 +12,11 @@ from harness.numbered import TRANSIENT, Consumer, Publisher
 from harness.patience import PATIENCE
 from harness.process import reset_peak_memory
 
-# So little that a few hundred messages are too many.
+# A few hundred messages exceed it.
 WATERMARK = ("--memory-paging-watermark", "100KiB")
 MANY = 3000
 BODY = 1500
-# As many messages as are published before anybody waits for the disk.
+# Messages published before waiting for the disk.
 TRANSACTION = 100
 
 
@@ -30,7 +30,7 @@ def body_of(number):
 
 
 def publish(server, numbers, queue="q", mode=lambda number: 2, **properties):
-    """Publishes in transactions: what is persistent is on disk when this returns."""
+    """Publishes in transactions: persistent messages are on disk on return."""
     with connect(server) as connection:
         channel = connection.channel()
         channel.tx_select()
@@ -43,7 +43,7 @@ def publish(server, numbers, queue="q", mode=lambda number: 2, **properties):
 
 
 def consume(server, count, queue="q", prefetch=50):
-    """Consumes so many with acknowledgements: their numbers, and whether they were redelivered."""
+    """Consumes and acknowledges `count` messages: their numbers, and whether they were redelivered."""
     found = []
     with connect(server) as connection:
         channel = connection.channel()
@@ -109,7 +109,7 @@ def test_a_backlog_beyond_the_watermark_comes_back_whole_and_in_order(start, tmp
         assert consume(server, MANY) == [(number, False) for number in range(MANY)]
         assert (paged(server), resident(server)) == (0, 0)
         wait_until(lambda: not files_of_transient(tmp_path))
-        # The queue is short again, and goes on.
+        # The queue is short again, and works.
         publish(server, range(5), mode=MODES[mode])
         assert consume(server, 5) == [(number, False) for number in range(5)]
         server.stop()
@@ -145,7 +145,7 @@ def test_a_backlog_outlives_kill_9_in_the_middle_of_being_consumed(start):
         declare(server)
         publish(server, range(MANY))
         assert len(consume(server, 700)) == 700
-        # What is confirmed is on disk, and with it the acknowledgements before it.
+        # Once this is confirmed, it and the acknowledgements before it are on disk.
         declare(server, "after")
         publish(server, [0], queue="after")
         # Delivered, and not acknowledged.
@@ -154,7 +154,7 @@ def test_a_backlog_outlives_kill_9_in_the_middle_of_being_consumed(start):
         server.kill()
     with start() as server:
         assert ready(server) == MANY - 700
-        # A queue on disk only has nothing in memory before it is asked.
+        # A queue that is only on disk has nothing in memory until it is used.
         assert paged(server) > MANY // 2
         with connect(server) as connection:
             method, _, body = connection.channel().basic_get("q", auto_ack=True)
@@ -249,10 +249,10 @@ def test_a_lazy_queue_leaves_memory_without_a_reason(start):
         server.stop()
 
 
-# Far more than the process may have.
+# Far more than the memory limit of the process.
 BACKLOG = 200_000
 BACKLOG_WATERMARK = "4MiB"
-# Two thirds of what is published: far more than the process takes, whatever the machine lets it do meanwhile.
+# Two thirds of the published bytes: far more than the process needs, even on a slow machine.
 MAX_MEMORY = BACKLOG * BODY * 2 // 3
 BLOCKED_FROM = "256MiB"
 
@@ -275,13 +275,13 @@ def test_a_long_backlog_fits_in_little_memory_and_outlives_kill_9_under_load(sta
             taken = consumer.consume(BACKLOG // 10)
             publisher.publish(BACKLOG)
             assert [number for number, _ in taken] == list(range(BACKLOG // 10))
-            # What is confirmed now is in the log behind the fact that those were delivered.
+            # Once this is confirmed, the record of those deliveries is in the log.
             publisher.publish(1)
             publisher.finish()
             assert_small(server)
             publisher.publish(BACKLOG // 10)
             server.kill()
-    # What was delivered and not acknowledged is back, and so may be what was about to be confirmed, or acknowledged.
+    # Unacknowledged messages are requeued, possibly with those whose confirm or ack was in flight.
     with start_small(start) as server:
         assert_small(server)
         back = ready(server)
@@ -296,7 +296,7 @@ def test_a_long_backlog_fits_in_little_memory_and_outlives_kill_9_under_load(sta
         assert first <= BACKLOG // 10 and numbers == list(range(first, first + back))
         assert first + back >= publisher.confirmed
         again = [redelivered for _, redelivered in found]
-        # Whatever was delivered is in front.
+        # Redelivered messages come first.
         assert again == sorted(again, reverse=True) and not all(again)
         assert again.count(True) >= BACKLOG // 10 - first
         assert ready(server) == 0

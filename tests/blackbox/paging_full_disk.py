@@ -1,5 +1,5 @@
-"""A disk that takes no messages of long queues: they stay in memory, none is lost or comes twice, consumers go on, and once there
-is room they are on disk again."""
+"""Paging on a full disk: messages of long queues stay in memory, none is lost or duplicated, consumers continue, and paging
+resumes once there is space."""
 
 import pika
 import pytest
@@ -23,7 +23,7 @@ def test_messages_that_cannot_be_paged_out_stay_in_memory_and_come_in_order(tmp_
     flags = ["--data-dir", str(disk.directory / "data"), "--disk-free-limit", "0", "--memory-paging-watermark", "100KiB"]
     with leveret(tmp_path / "server", *flags, env=disk.environment) as server, connect(server) as connection:
         channel = connection.channel()
-        # Nothing of it is for the journal: there a full disk is the matter of durable_full_disk.py.
+        # Not in the journal: durable_full_disk.py tests a full disk there.
         channel.queue_declare("q")
         published, taken = 0, 0
 
@@ -45,7 +45,7 @@ def test_messages_that_cannot_be_paged_out_stay_in_memory_and_come_in_order(tmp_
         wait_until(lambda: metric(server, "leveret_broker_paged_messages") > MANY // 2)
         disk.fail()
         publish(MANY)
-        # A write that had begun before is behind this.
+        # Any write that had begun earlier comes before this.
         server.child.wait_line("messages cannot be written; will retry")
         paged = metric(server, "leveret_broker_paged_messages")
         publish(MANY)

@@ -1,4 +1,4 @@
-"""One file of definitions, two brokers: both let the same users do the same things, and refuse in the same words."""
+"""One definitions file, two brokers: both allow the same users the same operations, and refuse with the same errors."""
 
 import ast
 import contextlib
@@ -15,7 +15,7 @@ from harness.patience import PATIENCE
 from harness.rabbitmq import RabbitMq
 from harness.releases import TAKEN_AFTER
 
-# RabbitMQ is asked as well: a wrong expectation would show.
+# RabbitMQ is tested as well, to detect wrong expectations.
 TARGETS = ["rabbitmq", "leveret"]
 
 
@@ -114,7 +114,7 @@ def of_topic(key, user="topical"):
 
 
 def ignore(*_):
-    """Takes a delivery."""
+    """A consumer callback that ignores the delivery."""
 
 
 def declare(name, passive=False, **arguments):
@@ -158,7 +158,7 @@ def in_transaction(exchange, key="k"):
     return operation
 
 
-# Who does what, and what becomes of it.
+# User and operation, and the outcome.
 OPERATIONS = {
     "declare": ("some", declare("c-1"), OK),
     "declare without configure": ("some", declare("w-1"), of_queue("w-1")),
@@ -314,7 +314,7 @@ LOGINS = {
     ),
 }
 
-# A queue, its arguments, and what is left of five messages 0 to 4; None where the queue is defined already.
+# A queue, its arguments, and which of the messages 0 to 4 remain; None if the queue exists already.
 POLICIES = {
     "the highest priority wins, and an operator policy caps it": ("p-new", {}, "34"),
     "the lower number holds": ("p-own", {"x-max-length": 1}, "4"),
@@ -369,7 +369,7 @@ def connect(servers, target_name):
 
 
 def answer(operation, *arguments):
-    """What the server says to an operation: OK, or the reply code and text."""
+    """The outcome of an operation: OK, or the reply code and text."""
     try:
         operation(*arguments)
     except (pika.exceptions.ConnectionClosedByBroker, pika.exceptions.ChannelClosedByBroker) as closed:

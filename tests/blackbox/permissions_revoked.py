@@ -1,8 +1,7 @@
-"""What a client was permitted is refused from the moment it is revoked, in the words of its protocol; what it still may do
-goes on.
+"""A revoked permission is refused at once, with the protocol's error; remaining permissions still work.
 
-RabbitMQ remembers on a channel what was permitted there, until the channel has rested for a while. So an operation that it did
-before is tried again, after pauses that grow; Leveret's broker has to refuse the first time.
+RabbitMQ caches permissions on a channel until it has been idle for a while, so an operation that it has already allowed
+is retried after increasing pauses. Leveret's broker must refuse the first attempt.
 """
 
 import contextlib
@@ -21,9 +20,9 @@ from harness.patience import PATIENCE
 from harness.stomp_client import Client, StompWire
 from harness.targets import BROKER, POOL, release_of
 
-# Of what the client keeps, and of what is taken from it.
-KEPT, TAKEN = "kept", "taken"
-ONLY_KEPT = f"^({KEPT}|amq)"
+# Names that the client keeps access to, and names it loses access to.
+GRANTED, REVOKED = "kept", "taken"
+ONLY_KEPT = f"^({GRANTED}|amq)"
 NAMES = itertools.count(1)
 # In front of an upstream (docs/compatibility.md).
 REMEMBERED = "RabbitMQ's channel remembers for a while that its user might publish to a topic"
@@ -35,7 +34,7 @@ EXCEPTIONS = {
 
 
 class User:
-    """A user who may do everything; each is another one, so that tests share servers."""
+    """A user with all permissions; each test creates its own, so that tests share servers."""
 
     def __init__(self, control, name, vhost="/"):
         self.control, self.name, self.vhost = control, name, vhost
@@ -51,7 +50,7 @@ class User:
 
 
 def user_of(server, vhost="/"):
-    """A new user of a RabbitMQ or a Leveret, with permissions in this virtual host; the password is the name."""
+    """Creates a user of a RabbitMQ or a Leveret, with permissions in this virtual host; its password equals its name."""
     name = f"revoked-{next(NAMES)}"
     if hasattr(server, "control"):
         server.add_user(name, vhost)
@@ -63,7 +62,7 @@ def user_of(server, vhost="/"):
 
 
 def until_refused(is_refused, remembered):
-    """Tries something until it is refused, with more and more rest for the channel; once, if nothing is remembered there."""
+    """Repeats an operation until it is refused, with increasing pauses for RabbitMQ's cache; only once if nothing is cached."""
     pause, deadline = 0.5, time.monotonic() + PATIENCE
     while not is_refused():
         assert remembered, "permitted although it was revoked"
@@ -99,15 +98,15 @@ def connect(target, user):
 
 @pytest.fixture
 def names(connect, user):
-    """Queues and fanout exchanges of the names that are kept and taken, for a function that puts the user's name behind."""
+    """Creates this user's queues and fanout exchanges, granted and revoked; yields a function that maps the names to them."""
     own = lambda name: f"{name}-{user.name}"
     channel = connect("guest").channel()
-    for name in (KEPT, TAKEN):
+    for name in (GRANTED, REVOKED):
         channel.queue_declare(own(name), durable=True)
         channel.exchange_declare(own(name), "fanout", durable=True)
         channel.queue_bind(own(name), own(name))
     yield own
-    for name in (KEPT, TAKEN):
+    for name in (GRANTED, REVOKED):
         channel.queue_delete(own(name))
         channel.exchange_delete(own(name))
 
@@ -128,12 +127,12 @@ def refusal(operation, *arguments, **options):
 
 
 def refused(which, kind, own, user, target_name):
-    text = f"{access(which, target_name)} to {kind} '{own(TAKEN)}' in vhost '/' refused for user '{user.name}'"
+    text = f"{access(which, target_name)} to {kind} '{own(REVOKED)}' in vhost '/' refused for user '{user.name}'"
     return 403, f"ACCESS_REFUSED - {text}"
 
 
 def access(which, server):
-    """RabbitMQ 4 says which access is refused."""
+    """RabbitMQ 4 names the refused permission."""
     return f"{which} access" if release_of(server) == "4" else "access"
 
 
@@ -142,36 +141,36 @@ def test_a_publish_after_revocation_is_refused_and_others_continue(connect, name
     publisher, bystander = confirming(connection), confirming(connection)
     beside = confirming(connect())
     for channel in (publisher, bystander, beside):
-        channel.basic_publish(names(TAKEN), "", b"permitted")
-        channel.basic_publish(names(KEPT), "", b"permitted")
+        channel.basic_publish(names(REVOKED), "", b"permitted")
+        channel.basic_publish(names(GRANTED), "", b"permitted")
     user.permit(ONLY_KEPT)
     answers = []
 
     def is_refused():
-        # On Leveret this also shows that what is permitted still is, on the same channel.
-        publisher.basic_publish(names(KEPT), "", b"permitted")
-        answers.append(refusal(publisher.basic_publish, names(TAKEN), "", b"revoked"))
+        # On Leveret this also shows that a remaining permission still works on the same channel.
+        publisher.basic_publish(names(GRANTED), "", b"permitted")
+        answers.append(refusal(publisher.basic_publish, names(REVOKED), "", b"revoked"))
         return answers[-1] is not None
 
     until_refused(is_refused, remembered=target_name not in BROKER)
     assert answers[-1] == refused("write", "exchange", names, user, target_name)
-    # A channel that has not been used tells it at once, at RabbitMQ too; the pool's may have been another client's before.
-    anew = lambda: refusal(confirming(connection).basic_publish, names(TAKEN), "", b"revoked") is not None
+    # An unused channel is refused at once, also on RabbitMQ; the pool's channel may have been another client's before.
+    anew = lambda: refusal(confirming(connection).basic_publish, names(REVOKED), "", b"revoked") is not None
     until_refused(anew, remembered=target_name in POOL)
     for channel in (bystander, beside, confirming(connection)):
-        channel.basic_publish(names(KEPT), "", b"permitted")
+        channel.basic_publish(names(GRANTED), "", b"permitted")
 
 
 def test_a_consumer_keeps_its_deliveries_and_gets_no_other(connect, names, user, target_name):
     connection = connect()
     channel, got = connection.channel(), []
-    for name in (KEPT, TAKEN):
+    for name in (GRANTED, REVOKED):
         channel.basic_consume(names(name), lambda ch, method, _, body: (got.append(body), ch.basic_ack(method.delivery_tag)))
     user.permit(ONLY_KEPT)
-    # Reading is judged when a consumer begins: what it has is delivered and settled as before, in both brokers.
+    # Read permission is checked when a consumer begins: existing consumers' deliveries and acks continue, on both brokers.
     outside = confirming(connect("guest"))
     for body in (b"1", b"2"):
-        for name in (TAKEN, KEPT):
+        for name in (REVOKED, GRANTED):
             outside.basic_publish("", names(name), body)
     deadline = time.monotonic() + PATIENCE
     while len(got) < 4:
@@ -180,31 +179,31 @@ def test_a_consumer_keeps_its_deliveries_and_gets_no_other(connect, names, user,
     assert sorted(got) == [b"1", b"1", b"2", b"2"]
     for operation in ("basic_consume", "basic_get"):
         fresh = connection.channel()
-        # Of what was not done on this channel, or on one that the pool has had before, nothing is remembered.
-        arguments = (names(TAKEN), lambda *_: None) if operation == "basic_consume" else (names(TAKEN),)
+        # RabbitMQ's cache has no entry for an operation that was not done on this channel, or on a reused channel of the pool.
+        arguments = (names(REVOKED), lambda *_: None) if operation == "basic_consume" else (names(REVOKED),)
         assert refusal(getattr(fresh, operation), *arguments) == refused("read", "queue", names, user, target_name)
     fresh = connection.channel()
-    assert refusal(fresh.queue_purge, names(TAKEN)) == refused("read", "queue", names, user, target_name)
+    assert refusal(fresh.queue_purge, names(REVOKED)) == refused("read", "queue", names, user, target_name)
     configuring = refused("configure", "queue", names, user, target_name)
-    assert refusal(connection.channel().queue_delete, names(TAKEN)) == configuring
-    assert connection.channel().basic_get(names(KEPT)) == (None, None, None)
+    assert refusal(connection.channel().queue_delete, names(REVOKED)) == configuring
+    assert connection.channel().basic_get(names(GRANTED)) == (None, None, None)
     channel.close()
-    # Nothing comes back: all of it was settled.
-    assert outside.basic_get(names(TAKEN)) == (None, None, None)
+    # No message is requeued: all were acknowledged.
+    assert outside.basic_get(names(REVOKED)) == (None, None, None)
 
 
 def test_a_user_without_any_permission_is_refused_on_each_channel_and_stays_connected(connect, names, user, target_name):
     if target_name in POOL:
         pytest.skip("the pool may need one more connection to the virtual host, which RabbitMQ refuses with 530")
     connection = connect()
-    confirming(connection).basic_publish(names(TAKEN), "", b"permitted")
+    confirming(connection).basic_publish(names(REVOKED), "", b"permitted")
     user.control("clear_permissions", user.name)
     configuring = refused("configure", "queue", names, user, target_name)
     for _ in range(3):
-        assert refusal(connection.channel().queue_declare, names(TAKEN), durable=True) == configuring
+        assert refusal(connection.channel().queue_declare, names(REVOKED), durable=True) == configuring
     assert connection.is_open
     user.permit(".*")
-    confirming(connection).basic_publish(names(TAKEN), "", b"permitted again")
+    confirming(connection).basic_publish(names(REVOKED), "", b"permitted again")
 
 
 # MQTT and STOMP, at both brokers and through the pool.
@@ -226,7 +225,7 @@ def member(broker, targets):
 
 @pytest.fixture
 def mqtt(broker, member, request):
-    """Makes clients with a name of the test's own, which go at its end."""
+    """Creates clients with the test's user name, and closes them at the end."""
     with contextlib.ExitStack() as stack:
 
         def make(name, version=V311, **login):
@@ -238,44 +237,44 @@ def mqtt(broker, member, request):
 
 @pytest.fixture
 def watcher(mqtt, member):
-    """guest, who gets whatever is published below the user's name."""
+    """guest, subscribed to everything below the user's name."""
     watcher = mqtt("watcher", user="guest", password="guest")
-    for name in (KEPT, TAKEN):
+    for name in (GRANTED, REVOKED):
         watcher.subscribe(f"{name}/{member.name}/#", 1)
     return watcher
 
 
 def test_an_mqtt_subscriber_keeps_its_topics_and_gets_no_other(broker, mqtt, member):
     client, outside = mqtt("client"), mqtt("outside", user="guest", password="guest")
-    assert client.subscribe(f"{TAKEN}/{member.name}", 1) == [1]
-    member.permit_topics(f"^{KEPT}", f"^{KEPT}")
-    # Reading is judged when a subscription begins.
-    outside.publish(f"{TAKEN}/{member.name}", b"later")
+    assert client.subscribe(f"{REVOKED}/{member.name}", 1) == [1]
+    member.permit_topics(f"^{GRANTED}", f"^{GRANTED}")
+    # Read permission is checked when a subscription begins.
+    outside.publish(f"{REVOKED}/{member.name}", b"later")
     assert client.message().payload == b"later"
-    assert client.subscribe(f"{KEPT}/{member.name}", 1) == [1]
-    outside.publish(f"{KEPT}/{member.name}", b"permitted")
+    assert client.subscribe(f"{GRANTED}/{member.name}", 1) == [1]
+    outside.publish(f"{GRANTED}/{member.name}", b"permitted")
     assert client.message().payload == b"permitted"
     if broker.kind == "rabbitmq":
-        client.client.subscribe(f"{TAKEN}/{member.name}/more", 1)
+        client.client.subscribe(f"{REVOKED}/{member.name}/more", 1)
         assert client.gone.wait(PATIENCE), "RabbitMQ closes the connection, of which 3.1.1 says nothing"
         return
-    assert client.subscribe(f"{TAKEN}/{member.name}/more", 1) == [0x80]
-    for body, topic in ((b"refused", f"{TAKEN}/{member.name}/more"), (b"last", f"{KEPT}/{member.name}")):
+    assert client.subscribe(f"{REVOKED}/{member.name}/more", 1) == [0x80]
+    for body, topic in ((b"refused", f"{REVOKED}/{member.name}/more"), (b"last", f"{GRANTED}/{member.name}")):
         outside.publish(topic, body)
     assert client.message().payload == b"last"
 
 
 def test_an_mqtt_publisher_is_cut_off_and_nothing_of_it_arrives(broker, mqtt, member, watcher):
     client = mqtt("client")
-    client.publish(f"{TAKEN}/{member.name}", b"permitted")
-    member.permit_topics(f"^{KEPT}", f"^{KEPT}")
-    client.publish(f"{KEPT}/{member.name}", b"permitted")
-    # RabbitMQ remembers each topic that the client has published to.
+    client.publish(f"{REVOKED}/{member.name}", b"permitted")
+    member.permit_topics(f"^{GRANTED}", f"^{GRANTED}")
+    client.publish(f"{GRANTED}/{member.name}", b"permitted")
+    # RabbitMQ caches each topic that the client has published to.
     anew = "/anew" if broker.kind == "rabbitmq" else ""
-    client.client.publish(f"{TAKEN}/{member.name}{anew}", b"revoked", 1)
-    # MQTT 3.1.1 has no other answer (3.3.5).
+    client.client.publish(f"{REVOKED}/{member.name}{anew}", b"revoked", 1)
+    # MQTT 3.1.1 has no other way to refuse (3.3.5).
     assert client.gone.wait(PATIENCE)
-    mqtt("another").publish(f"{KEPT}/{member.name}", b"last")
+    mqtt("another").publish(f"{GRANTED}/{member.name}", b"last")
     assert [message.payload for message in watcher.take(3)] == [b"permitted", b"permitted", b"last"]
 
 
@@ -286,26 +285,26 @@ def test_an_mqtt_5_publisher_gets_a_refusal_each_time_and_continues(broker, mqtt
         pytest.skip("this RabbitMQ speaks no MQTT 5")
     client = mqtt("client", V5)
     publish = lambda name, body, **options: client.reason_of(f"{name}/{member.name}", body, **options)
-    assert publish(TAKEN, b"permitted", qos=qos) == 0
+    assert publish(REVOKED, b"permitted", qos=qos) == 0
     if how == "topics":
-        member.permit_topics(f"^{KEPT}", f"^{KEPT}")
-        assert publish(KEPT, b"permitted", qos=qos) == 0
+        member.permit_topics(f"^{GRANTED}", f"^{GRANTED}")
+        assert publish(GRANTED, b"permitted", qos=qos) == 0
     else:
-        member.permit(".*", f"^{KEPT}", ".*")
-    # The same topic as before, whose queues are known, again and again; another one; and one to be retained.
-    for name in (TAKEN, TAKEN, f"{TAKEN}/other", TAKEN):
+        member.permit(".*", f"^{GRANTED}", ".*")
+    # The same topic as before, whose route is cached, several times; another topic; and a retained message.
+    for name in (REVOKED, REVOKED, f"{REVOKED}/other", REVOKED):
         assert publish(name, b"revoked", qos=qos) == REFUSED[qos]
-    assert publish(TAKEN, b"revoked", qos=qos, retain=True) == REFUSED[qos]
+    assert publish(REVOKED, b"revoked", qos=qos, retain=True) == REFUSED[qos]
     if how == "permissions":
         member.permit(".*")
-    assert publish(KEPT, b"last", qos=qos) == 0
+    assert publish(GRANTED, b"last", qos=qos) == 0
     expected = [b"permitted", *([b"permitted"] if how == "topics" else []), b"last"]
     assert [message.payload for message in watcher.take(len(expected))] == expected
     assert not client.gone.is_set()
-    # Nothing was retained either: of both topics, the new subscription gets what is there.
-    client.publish(f"{KEPT}/{member.name}", b"retained", retain=True)
+    # Nothing was retained either: a new subscription to both topics receives their retained messages.
+    client.publish(f"{GRANTED}/{member.name}", b"retained", retain=True)
     late = mqtt("late", user="guest", password="guest")
-    late.subscribe([(f"{TAKEN}/{member.name}", 1), (f"{KEPT}/{member.name}", 1)])
+    late.subscribe([(f"{REVOKED}/{member.name}", 1), (f"{GRANTED}/{member.name}", 1)])
     assert late.message().payload == b"retained"
     assert late.messages.empty()
 
@@ -317,30 +316,30 @@ def test_an_mqtt_5_publisher_at_qos_0_is_refused_by_a_disconnect(broker, mqtt, m
     reasons = queue.Queue()
     on_disconnect = client.client.on_disconnect
     client.client.on_disconnect = lambda *arguments: (reasons.put(arguments[3].value), on_disconnect(*arguments))
-    client.publish(f"{TAKEN}/{member.name}", b"permitted", qos=0)
+    client.publish(f"{REVOKED}/{member.name}", b"permitted", qos=0)
     assert watcher.message().payload == b"permitted"
-    member.permit_topics(f"^{KEPT}", f"^{KEPT}")
-    # Not waited for: the disconnect may come before paho has said that it is sent.
-    client.client.publish(f"{TAKEN}/{member.name}", b"revoked", qos=0)
+    member.permit_topics(f"^{GRANTED}", f"^{GRANTED}")
+    # Not awaited: the disconnect may come before paho reports that the message was sent.
+    client.client.publish(f"{REVOKED}/{member.name}", b"revoked", qos=0)
     assert reasons.get(timeout=PATIENCE) == 0x87
-    mqtt("another", V5).publish(f"{KEPT}/{member.name}", b"last")
+    mqtt("another", V5).publish(f"{GRANTED}/{member.name}", b"last")
     assert watcher.message().payload == b"last"
 
 
 def test_a_stomp_sender_is_refused_with_an_error_and_others_go_on(broker, member):
     sender, other = Client(broker.stomp, vhost=broker.vhost, **member.login()), Client(broker.stomp, vhost=broker.vhost, **member.login())
     for client in (sender, other):
-        client.send(f"/topic/{TAKEN}.{member.name}", "permitted")
+        client.send(f"/topic/{REVOKED}.{member.name}", "permitted")
     sender.close()
     watcher = Client(broker.stomp, vhost=broker.vhost)
-    for number, name in enumerate((KEPT, TAKEN)):
+    for number, name in enumerate((GRANTED, REVOKED)):
         watcher.subscribe(f"/topic/{name}.{member.name}", id=str(number))
     wire = StompWire(broker.stomp)
     assert wire.connect(login=member.name, passcode=member.name, host=broker.vhost)[0] == "CONNECTED"
-    destination = f"/topic/{TAKEN}.{member.name}"
+    destination = f"/topic/{REVOKED}.{member.name}"
     send(wire, destination, "permitted")
     assert wire.frame()[0] == "RECEIPT"
-    member.permit_topics(f"^{KEPT}", f"^{KEPT}")
+    member.permit_topics(f"^{GRANTED}", f"^{GRANTED}")
     answers = []
 
     def is_refused():
@@ -352,11 +351,11 @@ def test_a_stomp_sender_is_refused_with_an_error_and_others_go_on(broker, member
     _, headers, text = answers[-1]
     assert headers["message"] == "access_refused"
     assert text == (
-        f"ACCESS_REFUSED - {access('write', broker.kind)} to topic '{TAKEN}.{member.name}' in exchange 'amq.topic' "
+        f"ACCESS_REFUSED - {access('write', broker.kind)} to topic '{REVOKED}.{member.name}' in exchange 'amq.topic' "
         f"in vhost '{broker.vhost}' refused for user '{member.name}'"
     )
     assert wire.frame() is None
-    other.send(f"/topic/{KEPT}.{member.name}", "still permitted")
+    other.send(f"/topic/{GRANTED}.{member.name}", "still permitted")
     remembered = [answer for answer in answers if answer[0] == "RECEIPT"]
     bodies = [watcher.message().body for _ in range(2 + len(remembered))]
     assert sorted(bodies) == sorted(["permitted", *(["revoked"] * len(remembered)), "still permitted"])
@@ -366,7 +365,7 @@ def test_a_stomp_sender_is_refused_with_an_error_and_others_go_on(broker, member
 
 def test_a_stomp_subscriber_keeps_its_subscription_and_gets_no_other(broker, member):
     subscriber, outside = Client(broker.stomp, vhost=broker.vhost, **member.login()), Client(broker.stomp, vhost=broker.vhost)
-    destination = f"/queue/{TAKEN}-{member.name}"
+    destination = f"/queue/{REVOKED}-{member.name}"
     subscriber.subscribe(destination)
     member.permit(ONLY_KEPT)
     outside.send(destination, "later")
@@ -377,7 +376,7 @@ def test_a_stomp_subscriber_keeps_its_subscription_and_gets_no_other(broker, mem
     command, headers, text = wire.frame()
     assert (command, headers["message"]) == ("ERROR", "access_refused")
     assert text == (
-        f"ACCESS_REFUSED - {access('configure', broker.kind)} to queue '{TAKEN}-{member.name}' in vhost '{broker.vhost}' "
+        f"ACCESS_REFUSED - {access('configure', broker.kind)} to queue '{REVOKED}-{member.name}' in vhost '{broker.vhost}' "
         f"refused for user '{member.name}'"
     )
     assert wire.frame() is None

@@ -1,6 +1,6 @@
-"""An alarm of the upstream blocks publishers alone (P10): consumers take a backlog away, newcomers connect, declare and
-consume, and channels that do both acknowledge until they publish. When the alarm is over, all go on, also if it ended with
-the upstream's death."""
+"""An alarm of the upstream blocks only publishers (P10): consumers drain a backlog, new clients connect, declare and
+consume, and clients that do both acknowledge until they publish. After the alarm all continue, also if it ended because
+the upstream was killed."""
 
 import contextlib
 import threading
@@ -34,7 +34,7 @@ def pool(tmp_path, broker):
         server.stop()
 
 
-# How an alarm is raised, and what clears it.
+# How each alarm is raised and cleared.
 MEMORY = ("set_vm_memory_high_watermark", "0", "0.4")
 DISK = ("set_disk_free_limit", "1000000GB", "50MB")
 
@@ -50,7 +50,7 @@ def alarm(broker, resource=MEMORY):
 
 
 class Publisher(threading.Thread):
-    """Publishes with confirms until it is to stop, and counts them. It reads what it is told between two messages."""
+    """Publishes with confirms until it is stopped, and counts them. Processes notifications between publishes."""
 
     def __init__(self, server, queue):
         super().__init__(daemon=True)
@@ -93,7 +93,7 @@ def fill(server, queue, count):
 
 
 def take(connection, queue, count):
-    """Consumes so many messages and acknowledges each; returns their bodies."""
+    """Consumes this many messages and acknowledges each; returns their bodies."""
     channel = connection.channel()
     channel.basic_qos(prefetch_count=PREFETCH)
     bodies = []
@@ -116,10 +116,10 @@ def test_a_backlog_is_consumed_during_an_alarm_and_newcomers_are_served(broker, 
         wait_until_blocked(broker, pool, publishers)
         confirmed = sum(publisher.confirmed for publisher in publishers)
         assert [int(body) for body in take(consumer, "backlog", BACKLOG // 2)] == list(range(BACKLOG // 2))
-        # Whoever comes now connects, declares, consumes and closes.
-        with connect(pool) as newcomer:
-            newcomer.channel().queue_declare("new", exclusive=False, durable=True)
-            assert len(take(newcomer, "backlog", BACKLOG // 2)) == BACKLOG // 2
+        # New clients connect, declare, consume and close.
+        with connect(pool) as late_client:
+            late_client.channel().queue_declare("new", exclusive=False, durable=True)
+            assert len(take(late_client, "backlog", BACKLOG // 2)) == BACKLOG // 2
         assert sum(publisher.confirmed for publisher in publishers) == confirmed
     wait_until(lambda: all(publisher.told == ["blocked", "unblocked"] for publisher in publishers))
     wait_until(lambda: sum(publisher.confirmed for publisher in publishers) > confirmed)
@@ -153,13 +153,13 @@ def test_an_upstream_that_dies_with_an_alarm_blocks_nobody_once_it_is_back(tmp_p
             wait_until_blocked(broker, pool, publishers)
             confirmed = [publisher.confirmed for publisher in publishers]
             broker.end()
-            # What was set while it ran is forgotten: it comes back without an alarm.
+            # Runtime settings are lost: it restarts without an alarm.
             broker.start()
             wait_until(lambda: all(p.confirmed > before for p, before in zip(publishers, confirmed, strict=True)))
             wait_until(lambda: all(publisher.told == ["blocked", "unblocked"] for publisher in publishers))
             for publisher in publishers:
                 publisher.finish()
-            # Those that were sent again because nobody knew whether the upstream had them may be there twice.
+            # Messages that were resent because their outcome was unknown may be duplicated.
             assert count(broker, "survives") >= sum(publisher.confirmed for publisher in publishers)
             pool.stop()
     finally:
@@ -179,8 +179,8 @@ def test_workers_that_publish_replies_share_few_connections_and_settle_during_an
         channel.basic_publish("", "replies", b"here")
         workers.append(channel)
     wait_until(lambda: count(broker, "replies") == WORKERS)
-    # Eight of either role are shared; without sharing there were one for each worker at least. Connections without a channel are those
-    # on which a login is verified, and may be there for a moment.
+    # Up to eight for each role are shared; without sharing there would be at least one for each worker. Connections without a
+    # channel verify logins, and may exist for a moment.
     connections = Ctl(pool.http).json("list_upstream_connections", "name", "channels", "clients")
     assert len([each for each in connections if each["channels"]]) < WORKERS / 2, connections
     for channel in workers[1:]:
@@ -200,7 +200,7 @@ def test_workers_that_publish_replies_share_few_connections_and_settle_during_an
             if served == 100:
                 break
         wait_until(lambda: count(broker, "requests") == 0)
-        # What it publishes waits, and what comes behind that as well.
+        # Its publish waits, and so does everything after it.
         worker.basic_publish("", "replies", b"there")
     wait_until(lambda: count(broker, "replies") == WORKERS + 1)
     worker.connection.close()
@@ -235,7 +235,7 @@ def wait_until_blocked(broker, pool, publishers):
 
 
 def is_blocked(broker, publishers):
-    """Whether the broker reads nothing more of what the publishers send, and all that it has read is confirmed."""
+    """Whether the broker has stopped reading the publishers' connections, and everything it has read is confirmed."""
     channels = listed(broker, "list_channels", "connection", "confirm")
     confirming = {connection for connection, confirm in channels if confirm == "true"}
     states = dict(listed(broker, "list_connections", "pid", "state"))

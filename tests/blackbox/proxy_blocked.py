@@ -1,5 +1,5 @@
-"""An alarm of the upstream is told to the clients that publish, those who come later as well, and stops nobody else; as
-RabbitMQ itself has it."""
+"""connection.blocked of the upstream is forwarded to clients that publish, including later ones, and blocks nobody else, as
+with RabbitMQ itself."""
 
 import contextlib
 
@@ -31,7 +31,7 @@ def server(request, tmp_path, broker):
 
 
 class Client:
-    """A connection with a channel, and what it is told about waiting."""
+    """A connection with a channel, and its blocked notifications."""
 
     def __init__(self, server):
         self.told = []
@@ -48,7 +48,7 @@ class Client:
         self.published += 1
 
     def publish_until_told(self):
-        """The answer to the command that set an alarm is no promise that this connection knows of it: who publishes is told once it does."""
+        """The command that raises an alarm may return before this connection is blocked; a publisher is notified once it is."""
 
         def told():
             self.publish()
@@ -57,13 +57,13 @@ class Client:
         wait_until(told)
 
     def hears(self, *told):
-        """Whether this is all that it has been told: pika hands over what has come only when it is asked for events."""
+        """Whether it has received exactly these notifications: pika delivers them only when it is polled."""
         self.connection.process_data_events(0.05)
         return self.told == list(told)
 
     def finish(self):
         wait_until(lambda: self.hears("low on memory", "unblocked"))
-        # Closed once what was published has been handed over.
+        # Close once all publishes were sent.
         self.connection.close()
 
 
@@ -116,10 +116,10 @@ def test_a_consumer_is_not_notified_of_the_alarm_and_continues(server, broker):
 
     with alarm(broker):
         publisher.publish_until_told()
-        # Each message comes once the acknowledgement of the one before has been read.
+        # Each message arrives once the previous acknowledgement was read.
         for _ in range(BACKLOG):
             wait_until(take)
-        # What it is told would come before the answer.
+        # A notification would come before the answer.
         consumer.channel.queue_declare(QUEUE, passive=True)
         assert consumer.hears()
     publisher.finish()

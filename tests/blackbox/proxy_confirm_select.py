@@ -1,4 +1,5 @@
-"""P7: messages in front of confirm.select have no confirms, also when the link is lost before they are proven to have arrived."""
+"""P7: messages published before confirm.select get no confirms, also if the upstream connection is lost before their arrival
+is known."""
 
 import struct
 
@@ -39,7 +40,7 @@ def publish(body):
 
 
 def take_confirms(wire, numbers, wanted):
-    """Adds the numbers of messages that are confirmed, up to these ones."""
+    """Adds the confirmed numbers, up to these ones."""
     while not wanted <= numbers:
         tag, multiple = struct.unpack(">QB", wire.expect(ACK))
         assert tag not in numbers
@@ -57,7 +58,7 @@ def link(upstream):  # noqa: F811
 def test_p7_no_message_is_confirmed_for_one_in_front_of_confirm_select(tmp_path, link, no_wait):
     with leveret(tmp_path, "--upstream", link.url) as server, Wire(server.port).handshake() as wire:
         wire.open_channel()
-        # It has a channel for publishing from now on, on which nothing is unproven.
+        # From now on it has a publishing channel on which the arrival of all messages is known.
         wire.send(queue_declare(QUEUE, DURABLE) + publish(b"proven") + queue_declare(QUEUE, DURABLE))
         wire.expect(QUEUE_DECLARE_OK)
         wire.expect(QUEUE_DECLARE_OK)
@@ -71,7 +72,7 @@ def test_p7_no_message_is_confirmed_for_one_in_front_of_confirm_select(tmp_path,
         wire.send(publish(b"second"))
         numbers = set()
         take_confirms(wire, numbers, {1, 2})
-        # Then all confirms are on their way to the client, in front of the answer to what it sends next.
+        # All confirms are then on their way to the client, before the answer to its next request.
         wait_until(lambda: metric(server, "leveret_upstream_replay_buffer_bytes") == 0)
         wire.send(queue_declare(QUEUE, DURABLE))
         messages = struct.unpack(">I", wire.expect(QUEUE_DECLARE_OK)[-8:-4])[0]

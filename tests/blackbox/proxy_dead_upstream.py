@@ -1,4 +1,5 @@
-"""While no upstream answers, clients meet what they would meet without the pool, a dead broker: never a refused login (S7)."""
+"""While no upstream is reachable, clients see what they would see of a dead broker without the pool: never a refused login
+(S7)."""
 
 import pika
 import pytest
@@ -29,7 +30,7 @@ def pool(tmp_path, broker, *flags):
 
 
 def bytes_heard(server):
-    """How many bytes a client hears that says nothing but the protocol header."""
+    """The number of bytes that a client receives after it sends only the protocol header."""
     with Wire(server.port) as wire:
         wire.send(PROTOCOL_HEADER)
         return wire.expect_end()
@@ -44,7 +45,7 @@ def test_s7_a_new_client_receives_nothing_until_an_upstream_is_back(tmp_path, br
         with pika.BlockingConnection(pika.URLParameters(server.uri)):
             broker.child.kill()
             server.child.wait_line("upstream connection lost")
-            # The first of them finds out, and meets nothing else than those who come later.
+            # The first client detects the failure, and sees the same as later ones.
             assert [bytes_heard(server) for _ in range(3)] == [CLOSED_UNHEARD] * 3
             with pytest.raises(pika.exceptions.AMQPConnectionError) as refused:
                 pika.BlockingConnection(pika.URLParameters(server.uri))
@@ -52,7 +53,7 @@ def test_s7_a_new_client_receives_nothing_until_an_upstream_is_back(tmp_path, br
                 refused.value, (pika.exceptions.ProbableAuthenticationError, pika.exceptions.ProbableAccessDeniedError)
             )
             with start_again(tmp_path, broker):
-                # No client is needed to find that out.
+                # The recovery is detected without a client.
                 server.child.wait_line("upstream reachable again")
                 with pika.BlockingConnection(pika.URLParameters(server.uri)) as connection:
                     connection.channel()

@@ -1,5 +1,5 @@
-"""A RabbitMQ 4 that permits no deprecated feature, with quorum queues as the default type: its refusals are those that a client
-reads through the pool, end nobody else's connection, and leave the rest of P4 and P7 as it is."""
+"""A RabbitMQ 4 that denies all deprecated features, with quorum queues as the default type: clients of the pool get its
+errors, no other client's connection is closed, and P4 and P7 still hold."""
 
 import contextlib
 import uuid
@@ -46,12 +46,12 @@ def pool(tmp_path, upstream):
 
 
 def without_heartbeats(server):
-    """A connection: while a server starts, nobody reads what this client gets."""
+    """A connection without heartbeats: while a server starts, nobody reads from this client's socket."""
     return connect(server, heartbeat=0)
 
 
 def outcome(server, ask):
-    """How a server refuses, or what it answers."""
+    """A server's error, or its answer."""
     connection = without_heartbeats(server)
     try:
         answer = ask(connection.channel())
@@ -78,7 +78,7 @@ ASKED = {
     "master locator": lambda channel: declare(channel, "l", {"x-queue-master-locator": "min-masters"}, durable=True),
     "global qos": consume_with_global_qos,
     "too large": lambda channel: (channel.confirm_delivery(), channel.basic_publish("", "asked", b"x" * 100_001)),
-    # RabbitMQ deletes it some time after its connection is closed, and so each time it is another.
+    # RabbitMQ deletes it some time after its connection is closed, so each run uses another name.
     "exclusive": lambda channel: bool(declare(channel, f"exclusive {uuid.uuid4()}", exclusive=True)),
     "server-named exclusive": lambda channel: declare(channel, "", exclusive=True).startswith("amq.gen-"),
     "default type": lambda channel: declare(channel, "asked", durable=True),
@@ -103,7 +103,7 @@ def test_p2_every_refusal_reads_as_the_brokers_and_ends_one_client_alone(upstrea
             assert outcome(pool, ask) == theirs, name
             channel.basic_publish("", "beside", str(number))
             if lost is None:
-                # From the first refusal the pool learns that such requests end a connection. Its consumer is there again.
+                # The first refusal teaches the pool that such requests close a connection. Its consumer was recovered.
                 wait_until(lambda: neighbour.process_data_events(time_limit=1) or seen)
                 lost = metric(pool, RECOVERED)
         wait_until(lambda: neighbour.process_data_events(time_limit=1) or len(seen) >= len(ASKED))
@@ -123,7 +123,7 @@ def test_p4_queues_of_one_client_are_its_own_where_quorum_is_the_default(upstrea
                 other.channel().basic_get(name)
             assert refused.value.reply_code == 405
     with contextlib.closing(without_heartbeats(upstream)) as connection:
-        # RabbitMQ 4 answers the close first: until the queue is gone it is its owner's (405).
+        # RabbitMQ 4 answers the close before it deletes the queue, which is still exclusive (405) meanwhile.
         for name in names:
             wait_until(lambda name=name: why_not_there(connection, name) == 404)
 
@@ -138,7 +138,7 @@ def test_p7_transient_objects_and_consumers_are_restored_after_a_restart(upstrea
     with contextlib.closing(without_heartbeats(pool)) as client:
         channel = client.channel()
         channel.exchange_declare("transient-exchange", "fanout", auto_delete=True)
-        # A quorum queue may not be auto-delete: RabbitMQ makes a classic one, or refuses.
+        # A quorum queue cannot be auto-delete: RabbitMQ declares a classic one, or refuses.
         channel.queue_declare("kept", durable=True)
         channel.queue_bind("kept", "transient-exchange")
         seen = []

@@ -1,5 +1,5 @@
-"""P2, P3: a message of 100 MiB on its way through the proxy holds up nobody, in neither direction; one that is over the
-upstream's limit ends its channel alone."""
+"""P2, P3: a message of 100 MiB delays no other client, in either direction; a message above the upstream's limit closes only
+its channel."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ SIZE = 100 << 20
 PIECE = os.urandom(1 << 16)
 PIECES = SIZE // len(PIECE)
 SMALL = 100
-# The proxy keeps none of it but what sockets and buffers hold.
+# The proxy buffers only what sockets and buffers hold.
 ALLOWED_BYTES = 64 << 20
 BASIC_QOS, BASIC_QOS_OK = (60, 10), (60, 11)
 BASIC_CONSUME, BASIC_CONSUME_OK = (60, 20), (60, 21)
@@ -38,13 +38,13 @@ def test_p2_p3_a_message_of_100_mib_holds_up_nobody_in_either_direction(targets,
             large.send(bodies(PIECES - PIECES // 2))
             consume_it(server)
         assert metric(server, "leveret_upstream_moved_channels_total") == 1
-        # Peak memory is the proxy's own as well as what was on its way.
+        # The peak includes the proxy's own memory and everything in flight.
         assert peak_resident_bytes(server.pid) < ALLOWED_BYTES
         server.stop()
 
 
 def test_a_message_over_the_upstreams_limit_is_refused_on_its_channel_alone(tmp_path):
-    # RabbitMQ 4 has 16 MiB by default, 3.10 and Leveret have 128 MiB.
+    # RabbitMQ 4's default is 16 MiB, that of 3.10 and Leveret 128 MiB.
     upstream = RabbitMq(tmp_path / "rabbitmq", "max_message_size = 65536")
     try:
         with leveret(tmp_path / "leveret", "--upstream", f"amqp://127.0.0.1:{upstream.port}") as server:
@@ -65,7 +65,7 @@ def test_a_message_over_the_upstreams_limit_is_refused_on_its_channel_alone(tmp_
 
 
 def consume_it(server):
-    """Takes the large message, with a limit that would let its consumer share a connection, and takes its time."""
+    """Consumes the large message slowly, with a prefetch that lets its consumer share a connection."""
     with Wire(server.port) as consumer:
         consumer.handshake().open_channel()
         consumer.send_method(1, BASIC_QOS, struct.pack(">IHB", 0, 1, 0))
@@ -87,7 +87,7 @@ def consume_it(server):
 
 
 def pass_small_ones(server):
-    """Small messages there and back, each confirmed, on connections that clients share."""
+    """Small messages in both directions, each confirmed, on shared connections."""
     with connect(server) as connection:
         channel = connection.channel()
         channel.confirm_delivery()

@@ -1,4 +1,4 @@
-"""The proxy in front of a real RabbitMQ: channels are reused from client to client, and nobody notices."""
+"""The pool in front of a RabbitMQ: channels are reused by other clients, which do not notice."""
 
 import contextlib
 
@@ -65,10 +65,10 @@ def test_one_clients_unroutable_and_refused_messages_are_nobody_elses(targets, t
         for turn in range(ROUNDS):
             with connected(server) as connection:
                 channel = connection.channel()
-                # Neither is waited for: the channel is given back with the broker's answer still to come.
+                # Neither is awaited: the channel is returned to the pool while the broker's answers are pending.
                 channel.basic_publish("", "nobody-has-this-queue", b"lost", mandatory=True)
                 if turn % 2:
-                    # Unless the broker is quick.
+                    # Unless the broker was fast.
                     with contextlib.suppress(pika.exceptions.ChannelClosedByBroker):
                         channel.basic_publish("no-such-exchange", "x", b"refused")
             with connected(server) as connection:

@@ -1,6 +1,6 @@
-"""Whatever a client sends on a channel ends no upstream connection that others share, and is answered as RabbitMQ answers.
+"""No method of a client closes a shared upstream connection, and the answers are RabbitMQ's.
 
-ODD_CASES says how many cases there are besides those that are always tried, or `all`; ODD_SEED which.
+ODD_CASES is the number of random cases beside the fixed ones, or `all`; ODD_SEED selects them.
 """
 
 import itertools
@@ -37,7 +37,7 @@ CASES = os.environ.get("ODD_CASES", "60")
 EXCHANGE_DECLARE, EXCHANGE_DECLARE_OK = (40, 10), (40, 11)
 QOS, QOS_OK = (60, 10), (60, 11)
 CONSUME, CONSUME_OK = (60, 20), (60, 21)
-# Of the bits of basic.consume.
+# A bit of basic.consume.
 NO_WAIT = 8
 DELIVER, ACK = (60, 60), (60, 80)
 SELECT, SELECT_OK = (85, 10), (85, 11)
@@ -48,7 +48,7 @@ UNREAD = {501, 503, 505, 541}
 DURABLE = b"\x02"
 CANARY = "odd.canary"
 GENERATED = re.compile(rb"amq\.(gen|ctag)-[\w-]{22}")
-# RabbitMQ may be silent: it asks a process for an answer that is none of its own.
+# RabbitMQ may not answer: it waits for an answer of an unrelated process.
 SILENCE_SECONDS = 10
 
 
@@ -82,15 +82,15 @@ def upstream(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory, upstream):
     flags = ["--upstream", f"amqp://127.0.0.1:{upstream.port}", "--upstream-connections-max", "1"]
-    # At the end nobody is there to settle what the canary holds.
+    # At the end no client settles the canary's delivery.
     flags += ["--drain-timeout", "0s"]
     with leveret(tmp_path_factory.mktemp("leveret"), *flags) as ours:
         yield ours
 
 
 class Canary:
-    """Shares its upstream connections: it publishes with confirms, and has a delivery that it never acknowledges. Were a
-    connection lost, it would get that again."""
+    """Shares its upstream connections: it publishes with confirms, and has an unacknowledged delivery, which would be
+    redelivered if a connection were lost."""
 
     def __init__(self, pool):
         self.pool = pool
@@ -110,7 +110,7 @@ class Canary:
         self.connections = self.shared()
 
     def sing(self, also=None):
-        """Publishes, and hears the confirm, and for the first message its delivery, and nothing else."""
+        """Publishes, and expects the confirm, the first time also the delivery, and nothing else."""
         publish = struct.pack(">HH", 60, 40) + publish_arguments("", CANARY)
         self.wire.send(frame(METHOD, 1, publish) + frame(HEADER, 1, content_header(1)) + frame(BODY, 1, b"x"))
         self.published += 1
@@ -120,7 +120,7 @@ class Canary:
             if kind == METHOD:
                 wanted.discard(struct.unpack(">HH", payload[:4]))
         if also:
-            # The content of the delivery may be behind the confirm.
+            # The delivery's content may come after the confirm.
             self.wire.send_method(1, QOS, struct.pack(">IHB", 0, 0, 0))
             while self.wire.read_frame()[2][:4] != struct.pack(">HH", *QOS_OK):
                 pass
@@ -135,15 +135,15 @@ class Canary:
 
 
 def ask(port, case, new):
-    """What a server answers on a fresh connection: methods by their numbers, or how it closes channel or connection."""
+    """A server's answers on a new connection: methods by number, or the close of the channel or connection."""
     events = []
     with Wire(port) as wire:
         wire.handshake().open_channel()
-        # Has the channel placed before it comes to the case.
+        # Opens the upstream channel before the case runs.
         wire.send_method(1, QOS, struct.pack(">IHB", 0, 5, 0))
         wire.expect(QOS_OK)
         wire.socket.settimeout(SILENCE_SECONDS)
-        # RabbitMQ's queue answers it, and the channel goes on meanwhile; through the pool, what is behind it waits.
+        # RabbitMQ's queue process answers this while the channel continues; through the pool, later methods wait for it.
         awaited = {QOS_OK, CONSUME_OK} if case.ids == CONSUME and not case.values[3] & NO_WAIT else {QOS_OK}
         try:
             wire.send(case.frames(new) + frame(METHOD, 1, struct.pack(">HHIHB", *QOS, 0, 7, 0)))
@@ -170,8 +170,8 @@ def ask(port, case, new):
 
 
 def is_same(ours, theirs):
-    """What cannot be read ends the connection: with one code or another, or, where RabbitMQ's connection fails over it, by a
-    socket that closes without a word. Of several faults either may be named."""
+    """Unparsable content closes the connection, with one code or another, or with a bare close of the socket if RabbitMQ's
+    connection process crashes. If there are several faults, either may be reported."""
     if theirs == ["closed"]:
         return ours[-1] == "closed" or ours[-1][0] == CONNECTION_CLOSE
     unread = theirs[-1][0] == CONNECTION_CLOSE and theirs[-1][1] in UNREAD

@@ -14,7 +14,7 @@ from harness.rabbitmq import RabbitMq
 
 PUBLISHERS = 50
 CONSUMERS = 10
-# Confirmed by each publisher before and after the outage.
+# Confirms that each publisher must receive before and after the outage.
 ENOUGH = 10
 PERSISTENT = pika.BasicProperties(delivery_mode=pika.DeliveryMode.Persistent)
 
@@ -24,13 +24,13 @@ def queue_of(number):
 
 
 class Load:
-    """Confirming publishers and acknowledging consumers, each with a connection and a thread of its own."""
+    """Confirming publishers and acknowledging consumers, each with its own connection and thread."""
 
     def __init__(self, uri):
         self.parameters = pika.URLParameters(uri)
         self.changed = threading.Condition()
         self.confirmed = collections.defaultdict(int)
-        # For each body, whether each of its deliveries was marked as redelivered.
+        # For each body, the redelivered flags of its deliveries.
         self.seen = collections.defaultdict(list)
         self.errors = []
         self.publishing = True
@@ -46,7 +46,7 @@ class Load:
             connection = pika.BlockingConnection(self.parameters)
             work(connection, number)
             connection.close()
-        except Exception as error:  # Whatever a client hears is an error here.
+        except Exception as error:  # Any error of a client fails the test.
             with self.changed:
                 self.errors.append(f"{work.__name__} {number}: {error!r}")
                 self.changed.notify_all()
@@ -81,7 +81,7 @@ class Load:
             assert not self.errors
 
     def go_on(self, count):
-        """Waits until each publisher has had so many more messages confirmed."""
+        """Waits until each publisher has received this many more confirms."""
         with self.changed:
             goals = {number: self.confirmed[number] + count for number in range(PUBLISHERS)}
         self.wait_until(lambda: all(self.confirmed[number] >= goal for number, goal in goals.items()))
@@ -115,7 +115,7 @@ def test_p7_a_broker_restart_is_not_an_outage_for_clients(tmp_path, how):
             unmarked = collections.Counter(
                 body.split(":")[0] for body, marks in load.seen.items() for mark in marks[1:] if not mark
             )
-            # A publisher has one message at a time under way; only that one is sent again.
+            # A publisher has one message in flight at a time; only that one may be resent.
             assert all(count <= 1 for count in unmarked.values()), unmarked
             server.stop()
     finally:

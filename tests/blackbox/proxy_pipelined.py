@@ -1,7 +1,7 @@
-"""Whoever sends methods without waiting for answers gets each answer once and in order, and costs nobody a connection.
+"""A client that pipelines methods gets each answer once and in order, and no other client loses a connection.
 
-In front of each release: RabbitMQ itself answers basic.consume and basic.cancel behind later methods, not at all on a channel
-that is closed meanwhile, and a basic.cancel in front of the consume-ok with 541 (3.10.8).
+In front of each release: RabbitMQ itself answers basic.consume and basic.cancel after later methods, not at all if the
+channel is closed meanwhile, and a basic.cancel before the consume-ok with 541 (3.10.8).
 """
 
 import itertools
@@ -73,7 +73,7 @@ def publish(key, channel=1):
 
 
 def answers(wire, until, channel=1):
-    """The methods that come, with their channels, up to this one."""
+    """The methods up to this one, with their channels."""
     got = []
     while not got or got[-1] != (until, channel):
         kind, number, payload = wire.read_frame()
@@ -100,7 +100,7 @@ def queue(upstream):  # noqa: F811
 
 @pytest.fixture
 def wire(pool):  # noqa: F811
-    """A client of the pool, whose shared connections are all still there at the end."""
+    """A client of the pool; asserts at the end that no shared connection was lost."""
     before = metric(pool, LOST)
     with Wire(pool.port).handshake() as wire:
         wire.open_channel()
@@ -109,7 +109,7 @@ def wire(pool):  # noqa: F811
 
 
 def expect_deliveries(wire, queue, channel=1):
-    """Publishes on a channel, whose consumer of the same channel gets the message."""
+    """Publishes on a channel, and expects the delivery to its own consumer."""
     wire.send(publish(queue, channel))
     assert answers(wire, DELIVER, channel) == on(channel, DELIVER)
 
@@ -123,7 +123,7 @@ def test_a_consume_in_flight_is_answered_when_its_channel_moves(wire, queue):
 
 def test_a_consume_in_flight_is_answered_when_another_channel_has_the_client_move(wire, queue):
     second = method(CHANNEL_OPEN, short_string(""), 2) + declare("", EXCLUSIVE, 2)
-    # The second declaration, on the first channel, has that move.
+    # The second declaration, on the first channel, makes the consumer move.
     wire.send(qos(5) + consume(queue, "t") + second + declare(queue, DURABLE))
     got = answers(wire, QUEUE_DECLARE_OK)
     if (QUEUE_DECLARE_OK, 2) not in got:

@@ -1,5 +1,6 @@
-"""Consumers of one channel with different limits, some set with `global`, have the same limits after their upstream connection was
-lost (P7): in RabbitMQ 3.10, where `global` limits the channel, and in RabbitMQ 4, where it limits each later consumer."""
+"""Consumers of one channel with different prefetch limits, some set with `global`, have the same limits after their upstream
+connection is lost (P7): in RabbitMQ 3.10, where `global` limits the channel, and in RabbitMQ 4, where it limits each
+later consumer."""
 
 import contextlib
 
@@ -12,7 +13,7 @@ from harness.upstreams import pool, upstream
 # Fixtures of these tests.
 __all__ = ["pool", "upstream"]
 MESSAGES = 12
-# Limits and consumers in the order in which a client sends them: (prefetch, global), or the queue that is consumed from.
+# Prefetches and consumers in the order in which a client sends them: (prefetch, global), or the name of a queue to consume.
 PROGRAMS = {
     "each": [(3, False), "a", (7, False), "b"],
     "each-then-global": [(4, False), (7, True), "a"],
@@ -23,12 +24,12 @@ PROGRAMS = {
     "consumer-before-global": ["a", (5, True), "b"],
 }
 
-# Several consumers with limits of their own, and one of the channel.
+# Programs with limits of several consumers and of the channel.
 MIXED = ["global-first", "global-between"]
 
 
 class Client:
-    """Runs a program, and acknowledges nothing: how many messages each consumer gets is its limit."""
+    """Runs a program without acknowledging: the number of messages that a consumer receives is its limit."""
 
     def __init__(self, uri, program, prefix):
         self.parameters = pika.URLParameters(uri)
@@ -48,7 +49,7 @@ class Client:
         self.got[name] += 1
 
     def fill(self, expected):
-        """Publishes to each queue in turn, and receives as many messages as are expected of each, and no more."""
+        """Publishes to each queue in turn, and expects exactly these numbers of messages."""
         with contextlib.closing(pika.BlockingConnection(self.parameters)) as other:
             channel = other.channel()
             channel.confirm_delivery()
@@ -56,7 +57,7 @@ class Client:
                 for _ in range(MESSAGES):
                     channel.basic_publish("", queue, b"x")
                 wait_until(lambda name=name: self.process() or self.got[name] >= expected[name])
-        # The channel answers behind what it had to deliver.
+        # The channel answers after all its deliveries.
         for queue in self.queues.values():
             self.channel.queue_declare(queue, passive=True)
         self.process()
@@ -70,7 +71,8 @@ class Client:
 
 
 def expected(program, of_channel):
-    """How many messages each consumer gets if the queues are filled in turn, and `global` is of the channel or is not."""
+    """The number of messages of each consumer if the queues are filled in turn, with `global` limiting the channel or each
+    consumer."""
     each = total = 0
     limits = {}
     for step in program:

@@ -1,4 +1,4 @@
-"""Load balancers tell whom they speak for, and are believed only where they are trusted."""
+"""The PROXY protocol: load balancers report the client's address, which counts only if they are trusted."""
 
 import socket
 import struct
@@ -47,7 +47,7 @@ def opened(server, header):
 def test_a_header_of_a_trusted_proxy_is_taken(tmp_path, header):
     with behind_proxy(tmp_path) as server:
         opened(server, header).open_channel()
-        # In pieces as well, each byte by itself.
+        # Also byte by byte.
         wire = Wire(server.port)
         for at in range(len(header)):
             wire.send(header[at : at + 1])
@@ -93,7 +93,7 @@ def test_a_header_of_a_stranger_is_not_believed(tmp_path, header):
         wire.send(header + PROTOCOL_HEADER)
         assert wire.expect_end() == 0
         server.child.wait_line("header from a peer that trusted_proxies does not name")
-        # Who sends none is served.
+        # A client without a header is served.
         Wire(server.port).handshake().open_channel()
 
 

@@ -1,4 +1,5 @@
-"""An upstream that accepts TCP and says nothing, or falls silent, holds up only those who wait for it, and not for long."""
+"""An upstream that accepts TCP but stays silent, or falls silent, delays only the clients that wait for it, for a limited
+time."""
 
 import select
 
@@ -17,7 +18,7 @@ from harness.wire import CONNECTION_START, PROTOCOL_HEADER, Wire
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory):
-    # Heartbeats that tell soon; a broker decides how often they come.
+    # A short heartbeat, so that silence is detected soon; the broker chooses the interval.
     broker = RabbitMq(tmp_path_factory.mktemp("silent") / "rabbitmq", "heartbeat = 2")
     broker.control("add_user", "other", "other")
     broker.control("set_permissions", "other", ".*", ".*", ".*")

@@ -1,5 +1,5 @@
-"""Very many clients of the proxy that consume and do not read: what waits for all of them together is bounded, whoever
-reads is served meanwhile, and nobody loses a message."""
+"""Very many clients of the proxy that consume without reading: the memory of their pending deliveries is bounded in total,
+clients that read are served, and no message is lost."""
 
 import contextlib
 import struct
@@ -14,14 +14,14 @@ from harness.wire import BODY, METHOD, Wire, short_string
 MIB = 1 << 20
 SLOW = 250
 BUDGET = MIB
-# 64 budgets, whatever the number of clients.
+# 64 times one client's budget, whatever the number of clients.
 TOTAL = 64 * MIB
-# What may come on top for each client, whose connection is its own in the end: a read.
+# For each client, whose connection ends up dedicated: one read.
 READ = 256 << 10
-# What the process takes for the connections themselves, and what memory is not used well.
+# The memory of the connections themselves, and fragmentation.
 SLACK = 64 * MIB
 SIZE = 64 << 10
-# More for each than its own budget and what the kernel keeps for its socket.
+# More for each client than its budget and the socket's buffers.
 MESSAGES = 6 * MIB // SIZE
 EXCHANGE = "slow-consumers"
 DELIVER, QOS, QOS_OK = (60, 60), (60, 10), (60, 11)
@@ -34,7 +34,7 @@ def queue_of(number):
 
 @contextlib.contextmanager
 def queues(rabbitmq):
-    """A channel of RabbitMQ's, and a queue for each slow client. They outlive a consumer that moves."""
+    """A channel to RabbitMQ, and a queue for each slow client, which outlives the move of its consumer."""
     with pika.BlockingConnection(pika.URLParameters(rabbitmq.uri)) as connection:
         channel = connection.channel()
         channel.exchange_declare(EXCHANGE, "fanout")
@@ -50,7 +50,7 @@ def queues(rabbitmq):
 
 
 def consumer(server, queue):
-    """Consumes with a limit, so that it shares its upstream connection, and has not read any delivery."""
+    """Consumes with a prefetch, so that it shares its upstream connection, without reading."""
     wire = Wire(server.port).handshake()
     wire.open_channel()
     wire.send_method(1, QOS, struct.pack(">IHB", 0, MESSAGES, 0))
@@ -62,7 +62,7 @@ def consumer(server, queue):
 
 
 def bodies(wire):
-    """The bodies that are delivered, without end."""
+    """The bodies of deliveries, without end."""
     got = b""
     while True:
         kind, _, payload = wire.read_frame()
@@ -76,13 +76,13 @@ def bodies(wire):
 
 
 class Quick:
-    """Sends itself messages through a queue, one after the other, and reads them."""
+    """Publishes messages to its own queue and reads them, one at a time."""
 
     def __init__(self, server):
         self.connection = pika.BlockingConnection(pika.URLParameters(server.uri))
         self.channel = self.connection.channel()
         self.channel.basic_qos(prefetch_count=10)
-        # Not exclusive: its consumer is to share.
+        # Not exclusive, so that its consumer can share a connection.
         self.queue = self.channel.queue_declare(f"{EXCHANGE}-quick", auto_delete=True).method.queue
         self.deliveries = self.channel.consume(self.queue)
         self.count = 0
@@ -98,7 +98,7 @@ class Quick:
 def test_buffers_of_all_slow_consumers_are_bounded_and_readers_are_served(targets, tmp_path):
     upstream = targets.upstream.uri.replace("guest:guest@", "")
     flags = ["--upstream", upstream, "--upstream-consumer-budget", str(BUDGET), "--log", "error"]
-    # Nobody is to be given up for having read nothing, however long this takes.
+    # No client may be closed for not reading, however long the test takes.
     flags += ["--write-timeout", "10m"]
     with leveret(tmp_path, *flags) as server, queues(targets.upstream) as feeding:
         quick = Quick(server)
@@ -120,7 +120,7 @@ def test_buffers_of_all_slow_consumers_are_bounded_and_readers_are_served(target
         print(f"peak {peak / MIB:.0f} MiB more, {metric(server, 'leveret_upstream_unread_bytes') / MIB:.0f} MiB wait")
         assert peak < TOTAL + SLOW * READ + SLACK
 
-        # Who reads after all gets everything; what it had not acknowledged when it was moved comes twice.
+        # A client that begins to read gets all messages; those unacknowledged when its consumer moved come twice.
         expected, got = set(range(MESSAGES)), set()
         for body in bodies(slow[0]):
             got.add(struct.unpack(">I", body[:4])[0])

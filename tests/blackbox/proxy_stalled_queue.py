@@ -1,5 +1,6 @@
-"""P2: RabbitMQ stops reading a connection while one of its channels waits for a quorum queue without a leader. Clients that share it
-continue on another one, and the client of that queue on one of its own. So do the other messages of a spool."""
+"""P2: RabbitMQ stops reading a connection while one of its channels waits for a quorum queue without a leader. The clients
+that share it continue on another connection, and that queue's client on a dedicated one. A spool's other messages
+continue as well."""
 
 import contextlib
 import struct
@@ -25,7 +26,7 @@ DEDICATED = "leveret_upstream_dedicated_connections"
 
 @pytest.fixture
 def direct(broker):
-    """A channel of the broker, which has the queues anew."""
+    """A channel to the broker, which redeclares the queues."""
     with pika.BlockingConnection(pika.URLParameters(broker.uri)) as connection:
         channel = connection.channel()
         for queue in ("healthy", "stuck"):
@@ -37,7 +38,7 @@ def direct(broker):
 
 @contextlib.contextmanager
 def without_leader(broker):
-    """The quorum queue has none meanwhile."""
+    """The quorum queue has no leader for the length of the block."""
     server = f"quorum_queues, {{'%2F_stuck', '{broker.node}'}}"
     broker.control("eval", f"ra:stop_server({server}).")
     try:
@@ -61,7 +62,7 @@ class Publisher:
         self.wire.send(publish_frames(self.queue, b"x" * 200) * count)
 
     def expect_confirms(self, *others):
-        """Waits until all messages are confirmed, or answered by one of the other methods."""
+        """Waits until all messages are confirmed, or until one of these other methods."""
         while len(self.answered) < self.published:
             _, _, payload = self.wire.read_frame()
             *method, tag, flags = struct.unpack(">HHQB", payload)
@@ -89,7 +90,7 @@ def test_a_queue_without_a_leader_delays_others_on_its_connection_for_seconds_on
             late.publish(100)
             late.expect_confirms()
             assert (metric(pool, STALLED), metric(pool, LOST)) == (1, 1)
-        # A channel that is new to a quorum queue without a leader is nacked.
+        # On a channel that has not used the quorum queue yet, RabbitMQ nacks.
         culprit.expect_confirms(BASIC_NACK)
         assert (metric(pool, STALLED), metric(pool, LOST)) == (1, 1)
         pool.stop()

@@ -1,5 +1,5 @@
-"""Consumers of streams through the pool: they begin where they ask to, their acknowledgements are their credit, and a restart of
-the broker neither repeats nor skips a message (P7), on either release of RabbitMQ."""
+"""Stream consumers through the pool: they start at the requested offset, acknowledgements renew their credit, and a restart
+of the broker neither duplicates nor skips a message (P7), on either RabbitMQ release."""
 
 import contextlib
 import datetime
@@ -21,7 +21,7 @@ DIGITS = 9
 
 
 def without_heartbeats(server):
-    """A connection: while a server starts, nobody reads what these clients get."""
+    """A connection without heartbeats: while a server starts, nobody reads from these clients' sockets."""
     return connect(server, heartbeat=0)
 
 
@@ -40,7 +40,7 @@ def publish(server, stream, numbers):
 
 
 class Reader:
-    """A consumer of a stream; what it has received is in `bodies`."""
+    """A stream consumer; its received messages are in `bodies`."""
 
     def __init__(self, server, stream, offset=None, prefetch=5, acknowledges=True):
         self.connection = without_heartbeats(server)
@@ -49,7 +49,7 @@ class Reader:
         self.bodies, self.tags, self.acknowledges = [], [], acknowledges
         arguments = {} if offset is None else {"x-stream-offset": offset}
         self.channel.basic_consume(stream, self.take, arguments=arguments)
-        # RabbitMQ looks for the offset after it has answered, and before it handles the next method: "next" is next from here on.
+        # RabbitMQ resolves the offset after consume-ok and before the next method: "next" means from here on.
         self.channel.basic_qos(prefetch_count=prefetch)
 
     def take(self, channel, method, _properties, body):
@@ -59,13 +59,13 @@ class Reader:
             channel.basic_ack(method.delivery_tag)
 
     def expect(self, numbers):
-        """Receives exactly these, in order: one more that came with them would be seen."""
+        """Receives exactly these, in order; detects additional ones."""
         numbers = list(numbers)
         deadline = time.monotonic() + PATIENCE
         while len(self.bodies) < len(numbers):
             self.connection.process_data_events(time_limit=1)
             assert time.monotonic() < deadline, f"{self.bodies}, and then nothing"
-        # An answer of the broker is behind everything that it had sent.
+        # The broker answers after everything it has sent.
         self.channel.basic_qos(prefetch_count=5)
         assert self.bodies == numbers
 
@@ -81,7 +81,7 @@ def test_consumers_begin_where_they_ask_to(pool, prefetch):
         with contextlib.closing(Reader(pool, stream, offset, prefetch)) as reader:
             reader.expect(range(first, 50))
     with contextlib.closing(Reader(pool, stream, "last", prefetch)) as last:
-        # A chunk of messages, as many as were written at once.
+        # A chunk holds the messages that were written at once.
         wait_until(lambda: last.connection.process_data_events(time_limit=1) or last.bodies)
         assert last.bodies[0] > 0
         last.expect(range(last.bodies[0], 50))
@@ -151,11 +151,11 @@ def test_p7_an_outage_neither_repeats_nor_skips_a_message(upstream, pool, lose):
     publish(pool, stream, range(30))
     acknowledging = Reader(pool, stream, "first")
     acknowledging.expect(range(30))
-    # Stops in the middle, with all its credit used up.
+    # Stops halfway, with all its credit used.
     stopped = Reader(pool, stream, 10, acknowledges=False)
     stopped.expect(range(10, 15))
     waiting = Reader(pool, stream, 30)
-    # Messages of a queue that were in a stream once.
+    # Messages of a queue that came from a stream.
     with channel(pool) as publisher:
         publisher.queue_declare(other, durable=True)
         publisher.confirm_delivery()
@@ -170,13 +170,13 @@ def test_p7_an_outage_neither_repeats_nor_skips_a_message(upstream, pool, lose):
             publisher.basic_publish("", stream, str(number))
     acknowledging.expect(range(40))
     waiting.expect(range(30, 40))
-    # The new connection gives it new credit; what was acknowledged late is no more than that.
+    # The new connection granted new credit; a late acknowledgement adds none.
     stopped.channel.basic_ack(stopped.tags[-1], multiple=True)
     stopped.expect(range(10, 20))
     with channel(pool) as publisher:
         publisher.confirm_delivery()
         publisher.basic_publish("", other, "1", headers)
-    # What was acknowledged just before may come again.
+    # Messages acknowledged just before may be redelivered.
     wait_until(lambda: moved.connection.process_data_events(time_limit=1) or moved.bodies[-1] == 1)
     for reader in [acknowledging, stopped, moved, waiting]:
         reader.close()
@@ -186,20 +186,20 @@ def test_p7_an_outage_neither_repeats_nor_skips_a_message(upstream, pool, lose):
 def test_p7_after_an_outage_a_consumer_still_waits_for_the_next_message(upstream, pool, lose):
     stream = f"next-{lose.__name__}"
     publish(pool, stream, range(30))
-    # The pool remembers when a consumer began at the next message in whole seconds.
+    # The pool stores the start of a consumer with offset "next" in whole seconds.
     second = int(time.time())
     while int(time.time()) == second:
         time.sleep(0.01)
     def consumers():
-        """Channels that consume, which are others after a loss. RabbitMQ does not list the consumers of streams."""
+        """The consumers' channels, which are new after a reconnect. RabbitMQ does not list stream consumers."""
         rows = [line.split() for line in upstream.control("list_channels", "pid", "consumer_count").splitlines()]
         return {channel for channel, count in rows if count != "0"}
 
     with contextlib.closing(Reader(pool, stream, "next")) as waiting:
         before = consumers()
         lose(upstream)
-        # RabbitMQ looks for the first message since then, and if there is none, for the end: a message that comes in
-        # between is missed (docs/pool.md).
+        # RabbitMQ looks for the first message since that time, or else the end of the stream: a message published in between is
+        # missed (docs/pool.md).
         wait_until(lambda: consumers() - before)
         publish(pool, stream, range(30, 40))
         waiting.expect(range(30, 40))

@@ -1,4 +1,4 @@
-"""RabbitMQ restarts behind the pool: what ended with it is there again before its clients go on, as if it had not (P7)."""
+"""After a restart of RabbitMQ the pool restores its clients' transient topology before they continue (P7)."""
 
 import contextlib
 import signal
@@ -9,7 +9,7 @@ from harness.instances import leveret
 from harness.patience import PATIENCE
 from harness.rabbitmq import RabbitMq
 
-# As Celery's worker has them for remote control.
+# The names that Celery's worker uses for remote control.
 PIDBOX, REPLIES = "celery.pidbox", "reply.celery.pidbox"
 
 
@@ -28,7 +28,7 @@ def test_p7_transient_topology_is_restored_before_clients_continue(tmp_path, how
             mailbox.queue_declare("worker.celery.pidbox", auto_delete=True, arguments={"x-message-ttl": 300_000})
             mailbox.queue_bind("worker.celery.pidbox", PIDBOX)
             mailbox.basic_consume("worker.celery.pidbox", lambda *message: seen.append(message[3]), auto_ack=True)
-            # The other client's own, bound to by the first, and a transient queue that nobody consumes from yet.
+            # The other client's exclusive queue, bound by the first, and a transient queue without a consumer yet.
             sender = control.channel()
             sender.exchange_declare(REPLIES, "direct", auto_delete=True)
             sender.queue_declare("replies")

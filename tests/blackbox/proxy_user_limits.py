@@ -1,4 +1,4 @@
-"""P2: RabbitMQ counts the pool's channels and connections. Only a client that asks for one too many is refused."""
+"""P2: RabbitMQ's limits on channels and connections count those of the pool. Only the client that exceeds one is refused."""
 
 import json
 
@@ -74,7 +74,7 @@ def test_a_client_with_one_channel_too_many_costs_nobody_else_a_channel(upstream
             assert channel.is_open
         assert metric(pool, "leveret_upstream_dedicated_connections") == 0
         assert metric(pool, "leveret_upstream_connections_lost_total") == 1
-        # One that leaves makes way for another.
+        # A client that leaves makes room for another.
         consumers.pop()[1].close()
         with connect_as(pool, USERS[0]) as successor:
             consume(successor, "queue-3", [])

@@ -1,4 +1,5 @@
-"""Clients of a virtual host that is deleted upstream are told, whatever they have there, and those of others stay."""
+"""Clients of a virtual host that is deleted upstream are closed with the reason, whatever they have open there; clients of
+other virtual hosts stay."""
 
 import struct
 
@@ -22,8 +23,8 @@ from harness.wire import (
 )
 
 DOOMED, OTHER = "doomed", "other"
-# RabbitMQ says one or the other, as its own processes happen to end; whoever comes back to it hears the third.
-TOLD = [
+# RabbitMQ sends one of the first two, depending on which of its processes ends first; a reconnecting client gets the third.
+CLOSE_REASONS = [
     (320, "CONNECTION_FORCED - vhost 'doomed' is deleted"),
     (320, "CONNECTION_FORCED - vhost 'doomed' is down"),
     (530, "NOT_ALLOWED - vhost doomed not found"),
@@ -53,7 +54,7 @@ def consume(wire):
 
 
 def publish(wire):
-    # To no queue: nothing is to reach the consumer, whichever of the two is quicker.
+    # Unroutable, so that nothing is delivered to the consumer, whatever the order.
     message = frame(METHOD, 1, struct.pack(">HH", *BASIC_PUBLISH) + publish_arguments("", "none"))
     wire.send(message + frame(HEADER, 1, content_header(1)) + frame(BODY, 1, b"x"))
 
@@ -70,12 +71,12 @@ def test_only_clients_of_a_deleted_virtual_host_are_closed(tmp_path, upstream):
             consume(consumer)
             bystander.handshake(vhost=OTHER).open_channel()
             upstream.control("delete_vhost", DOOMED)
-            assert close_of(direct.expect(CONNECTION_CLOSE)) in TOLD
+            assert close_of(direct.expect(CONNECTION_CLOSE)) in CLOSE_REASONS
             for client in clients:
-                assert client.connection_error() in TOLD
+                assert client.connection_error() in CLOSE_REASONS
                 client.close()
             bystander.open_channel(2)
-            # There is nothing left to come back to, and newcomers hear that.
+            # The virtual host is gone, and new clients are told so.
             with Wire(port) as newcomer:
                 with pytest.raises(AssertionError, match="vhost doomed not found"):
                     newcomer.handshake(vhost=DOOMED)

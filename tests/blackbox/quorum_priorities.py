@@ -1,4 +1,4 @@
-"""Quorum queues of RabbitMQ 4 deliver by priority, and before all else what came back to them; so does Leveret that follows it."""
+"""RabbitMQ 4's quorum queues deliver by priority, and requeued messages first; so does Leveret with that compatibility."""
 
 import contextlib
 
@@ -11,7 +11,7 @@ from harness.patience import PATIENCE
 
 TARGETS = ["rabbitmq4", "leveret4"]
 QUORUM = {"x-queue-type": "quorum"}
-# None is taken for 4, and all above 31 for 31.
+# A missing priority counts as 4, and any above 31 as 31.
 PUBLISHED = [0, 1, 3, 4, None, 5, 4, 9, 31, 32, 255, 30, None]
 DELIVERED = [31, 32, 255, 30, 9, 5, 4, None, 4, None, 3, 1, 0]
 
@@ -24,7 +24,7 @@ def channel_of(server):
         channel.confirm_delivery()
         yield channel
     finally:
-        # The server may have been stopped.
+        # The server may have stopped.
         with contextlib.suppress(pika.exceptions.AMQPError):
             connection.close()
 
@@ -37,7 +37,7 @@ def channel(target):
 
 @pytest.fixture
 def queue(channel):
-    """A queue of its own for each test; further ones are `queue` with something behind it."""
+    """A queue for each test; further ones are `queue` with a suffix."""
     name = "quorum-priorities"
     yield name
     with channel_of_same_server(channel) as another:
@@ -46,7 +46,7 @@ def queue(channel):
 
 
 def channel_of_same_server(channel):
-    # A refusal may have closed the test's own channel.
+    # A refusal may have closed the test's channel.
     return contextlib.closing(channel.connection.channel())
 
 
@@ -66,7 +66,7 @@ def take(channel, queue, count):
 
 
 def wait_for_count(channel, queue, wanted):
-    """RabbitMQ handles what is given back, and drops what is too much, a little later than it answers the next request."""
+    """RabbitMQ requeues and drops messages a little later than it answers the next request."""
     wait_until(lambda: channel.queue_declare(queue, passive=True).method.message_count == wanted)
 
 
@@ -135,6 +135,6 @@ def test_a_restart_keeps_the_order(tmp_path):
         with channel_of(server) as channel:
             publish(channel, "q", 31)
             wanted = [str(priority) for priority in DELIVERED]
-            # Those that had been delivered are in front of the new one.
+            # Those that had been delivered come before the new one.
             assert drain(channel, "q") == wanted[:5] + ["31"] + wanted[5:]
         server.stop()

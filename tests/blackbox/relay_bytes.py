@@ -1,4 +1,5 @@
-"""A relay carries every byte, once and in order, however it is cut, and holds back who sends faster than the other reads."""
+"""A relay forwards every byte, once and in order, however the data is fragmented, and applies backpressure to the faster
+side."""
 
 import contextlib
 import os
@@ -15,9 +16,9 @@ from harness.relay import Acceptor, Echo, RelayWire, exactly, relay, to_the_end
 from harness.websocket import BINARY, CONTINUATION, FIN, PING, TEXT
 from harness.wire import PROTOCOL_HEADER
 
-# Of the sockets that the tests have themselves.
+# The size of the tests' own socket buffers.
 SMALL_BUFFER = 256 << 10
-# Far more than a relay may hold of one direction.
+# Far more than a relay may buffer in one direction.
 RELAYS_OWN = 16 << 20
 
 
@@ -28,7 +29,7 @@ def echo(tmp_path_factory):
 
 
 def largest_buffer(kind):
-    """How large the kernel lets a socket's buffer grow by itself, in bytes (tcp(7))."""
+    """The largest automatic buffer size of a socket, in bytes (tcp(7))."""
     return int(Path(f"/proc/sys/net/ipv4/{kind}").read_text().split()[2])
 
 
@@ -41,7 +42,7 @@ def pieces(rng, data, most):
 
 
 class Record:
-    """Stands in for a socket, and keeps what is sent."""
+    """A fake socket that records what is sent."""
 
     def __init__(self):
         self.raw = bytearray()
@@ -51,7 +52,7 @@ class Record:
 
 
 def fragmented(wire, rng, data):
-    """Messages of any number of fragments with pings between them, as they go over the wire."""
+    """Messages of any number of fragments with pings in between, as bytes on the wire."""
     real, wire.socket = wire.socket, Record()
     for message in pieces(rng, data, 70_000):
         fragments = list(pieces(rng, message, rng.choice([50, 3000, 70_000])))
@@ -65,7 +66,7 @@ def fragmented(wire, rng, data):
 
 
 def send_cut(sock, rng, raw):
-    """Sends in cuts anywhere."""
+    """Sends in pieces of random length."""
     most = rng.choice([7, 1500, 100_000]) if len(raw) < 50_000 else 100_000
     for piece in pieces(rng, raw, most):
         sock.sendall(piece)
@@ -103,7 +104,7 @@ def test_the_upstreams_end_is_1000_behind_everything_it_said(tmp_path):
         server.shutdown(socket.SHUT_WR)
         data, code, reason = wire.read_to_close()
         assert (len(data), code, reason) == (3_000_000, 1000, "")
-        # The other direction is open until the client closes, too.
+        # The other direction stays open until the client closes, too.
         wire.send(b"last")
         wire.send_close()
         assert to_the_end(server) == b"last"
@@ -129,10 +130,10 @@ def test_without_websocket_the_last_words_of_the_upstream_reach_a_client_that_is
                     sending.start()
                     assert exactly(refusing, 1) == b"x"
                     refusing.sendall(b"ERROR")
-                    # It has not read everything, so this is a reset.
+                    # It has unread data, so this is a reset.
                     refusing.close()
                     assert exactly(client, 5) == b"ERROR"
-                    # Nothing that it has sent since resets its own connection.
+                    # Bytes it has sent since do not reset its own connection.
                     assert client.recv(1) == b""
                     client.shutdown(socket.SHUT_WR)
                     sending.join(PATIENCE)
@@ -167,7 +168,7 @@ def test_a_protocol_violation_gets_1002_and_earlier_bytes_are_relayed(tmp_path):
 @pytest.mark.parametrize("direction", ["inward", "outward"])
 def test_a_slow_reader_holds_back_the_sender_and_loses_nothing(tmp_path, direction):
     chunk = bytes(range(256)) * 256
-    # More than fits between the two, the kernel's buffers included.
+    # More than the kernel's buffers and the relay hold.
     count = (largest_buffer("tcp_rmem") + largest_buffer("tcp_wmem") + RELAYS_OWN) // len(chunk)
     total, sent = count * len(chunk), [0]
     with Acceptor() as upstream, relay(tmp_path, upstream.url) as (_, port), RelayWire(port) as wire:
@@ -179,7 +180,7 @@ def test_a_slow_reader_holds_back_the_sender_and_loses_nothing(tmp_path, directi
 
         def send():
             sender = wire.socket if direction == "inward" else server
-            # A second without room is being held back; the reader begins then.
+            # A second without progress means backpressure; the reader begins then.
             sender.settimeout(1)
             frame = b"\x82\xff" + len(chunk).to_bytes(8, "big") + bytes(4) + chunk if direction == "inward" else chunk
             while sent[0] < total:
@@ -219,7 +220,7 @@ def test_text_is_bytes_unless_a_relay_refuses_it(echo, tmp_path):
 
 
 def test_a_message_of_amqp_is_made_of_whole_frames(tmp_path):
-    """Whoever reads message by message, as clients in browsers do, finds no frame cut in two."""
+    """Clients in browsers read message by message, and must not see partial frames."""
     frames = [b"\3\0\1" + size.to_bytes(4, "big") + bytes(size) + b"\xce" for size in (0, 10, 3000, 100_000)]
     stream = b"".join(frames) * 5
     with Acceptor() as upstream, relay(tmp_path, upstream.url) as (_, port), RelayWire(port) as wire:

@@ -1,4 +1,4 @@
-"""A server behind a relay learns in the PROXY protocol who the client is: by the socket, or as trusted proxies tell."""
+"""A relay sends the client's address to the server in a PROXY header: the socket's, or the one reported by trusted proxies."""
 
 import socket
 import struct

@@ -1,4 +1,4 @@
-"""Servers that know nothing of WebSocket become endpoints: RabbitMQ's protocols, Redis, PostgreSQL."""
+"""Relays to servers without WebSocket support: RabbitMQ's protocols, Redis, PostgreSQL."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ from harness.rabbitmq import RabbitMq
 from harness.relay import HERE, RelayWire, relay
 from harness.websocket import FIN, TEXT
 
-# Debian keeps each version in a directory of its own; empty where there is none.
+# Debian installs each version in its own directory; empty if none is installed.
 POSTGRES = next(map(str, sorted(Path("/usr/lib/postgresql").glob("*/bin"))), "")
 
 
@@ -43,7 +43,7 @@ def test_amqp(rabbit, tmp_path):
 
 def test_mqtt(rabbit, tmp_path):
     def packet(kind, *fields):
-        """Bytes are sent with their length, bytes in a list as they are."""
+        """Bytes are preceded by their length, bytes in a list are not."""
         body = b"".join(struct.pack(">H", len(field)) + field if isinstance(field, bytes) else field[0] for field in fields)
         return bytes([kind, len(body)]) + body
 
@@ -122,7 +122,7 @@ def test_postgresql(tmp_path):
 
 
 def messages_until(wire, last):
-    """The server's messages by their types, up to one of the type `last`."""
+    """The types of the server's messages, up to one of type `last`."""
     messages = {}
     while last not in messages:
         kind = wire.read(1)

@@ -1,4 +1,4 @@
-"""A relay upgrades only whom it can serve: the server behind is there, the page, the subprotocol and the limits allow it."""
+"""A relay only upgrades requests that it can serve: its server is reachable, and origin, subprotocol and limits permit it."""
 
 import contextlib
 import signal
@@ -33,7 +33,7 @@ def test_a_server_that_is_down_is_502_and_its_place_stays_secret(tmp_path):
 
 
 def test_a_server_that_does_not_answer_is_504(tmp_path):
-    """TLS to a server that says nothing: there is a connection, and nothing comes of it."""
+    """TLS to a server that stays silent: the connection is made, but the handshake does not complete."""
     with Acceptor() as silent, relay(tmp_path, silent.url.replace("tcp", "tls"), connect_timeout="300ms",
                                      upstream_verify="off") as (_, port):
         assert refused(port).status == 504
@@ -44,7 +44,7 @@ def test_the_server_behind_is_connected_to_before_the_client_is_upgraded(tmp_pat
         assert refused(port, Upgrade=None).status == 426
         assert refused(port, Origin="https://example.org").status == 403
         with RelayWire(port):
-            # There already, and not only soon; and nobody came for those who were refused.
+            # Already connected; and refused requests made no connection.
             upstream.socket.settimeout(0)
             upstream.accept()
             with pytest.raises(BlockingIOError):
@@ -105,7 +105,7 @@ def test_a_limit_is_503_and_its_place_comes_free_again(tmp_path, limit):
 
 @contextlib.contextmanager
 def free_again(port):
-    """The server may see the end of a connection a moment after its client does."""
+    """The server may notice the close a moment after the client."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         with contextlib.suppress(Refused), RelayWire(port) as wire:
@@ -140,7 +140,7 @@ def test_a_client_that_answers_no_ping_is_given_up_and_one_that_does_is_not(tmp_
                 deaf.read(1)
             assert deaf.pings >= 1
             assert behind.recv(1) == b""
-    # Time enough to answer, on a machine that is busy.
+    # Enough time to answer on a busy machine.
     with Acceptor() as upstream, relay(tmp_path / "patient", upstream.url, "--ws-ping-interval", "10s") as (_, port):
         with RelayWire(port) as alive:
             behind = upstream.accept()
@@ -158,7 +158,7 @@ def test_a_relay_can_have_tls_on_both_sides_and_unix_sockets_behind(tmp_path):
     tls = ("--tls-cert", certificate, "--tls-key", key)
     path = str(tmp_path / "behind.sock")
     with Acceptor(socket.AF_UNIX, path) as behind:
-        # Two relays in a row: what the one has in front, the other has behind.
+        # Two relays in a chain: the outer one forwards to the inner one.
         with relay(tmp_path / "inner", behind.url, *tls, tls=True) as (_, port):
             context = ssl.create_default_context(cafile=ca.file)
             with RelayWire(port, tls=context) as wire:
@@ -169,7 +169,7 @@ def test_a_relay_can_have_tls_on_both_sides_and_unix_sockets_behind(tmp_path):
                 assert wire.read(3) == b"out"
             inner = f"tls://localhost:{port}"
             with relay(tmp_path / "outer", inner, upstream_ca=str(ca.file)) as (_, outer):
-                # The WebSocket inside of this WebSocket is the test's own affair.
+                # The test itself speaks the inner WebSocket.
                 with RelayWire(outer) as wire:
                     wire.send(b"GET /inner HTTP/1.0\r\n\r\n")
                     assert wire.read(12) == b"HTTP/1.1 426"

@@ -1,4 +1,4 @@
-"""A directory's files are served next to WebSocket, and nothing else of the disk."""
+"""The webroot's files are served beside WebSocket, and no other file of the disk."""
 
 import http.client
 

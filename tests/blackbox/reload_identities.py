@@ -1,4 +1,4 @@
-"""Upstream passwords of clients with certificates are read again on SIGHUP, while those who are connected stay."""
+"""SIGHUP reloads the upstream passwords of clients with certificates; connected clients stay."""
 
 import signal
 import ssl
@@ -25,7 +25,7 @@ def test_a_certificate_that_has_come_to_be_known_is_a_login_from_then_on(tmp_pat
             pika.BlockingConnection(parameters)
         reload(server, file, entry("somebody") + entry("CN=worker"))
         connection = pika.BlockingConnection(parameters)
-        # What cannot be used changes nothing.
+        # An unusable file changes nothing.
         reload(server, file, "nonsense", "SIGHUP: files not reloaded.*upstream_external: ")
         pika.BlockingConnection(parameters).close()
         reload(server, file, entry("somebody"))
@@ -41,9 +41,9 @@ def entry(identity):
 
 
 def reload(server, file, text, last="TLS certificate loaded"):
-    """Returns once the last step of a reload that shows has been logged."""
+    """Reloads; returns once the last step has been logged."""
     file.write_text(text)
-    # The line of the start, for which no step of the start waits.
+    # The startup logs this line, too, possibly late.
     server.child.wait_line("TLS certificate loaded")
     before = len(server.child.lines)
     server.child.send(signal.SIGHUP)

@@ -1,4 +1,4 @@
-"""A password is never in what the server says: not in its log at any level, its metrics or its arguments."""
+"""Passwords never appear in the server's log at any level, in its metrics or in its arguments."""
 
 import json
 import urllib.request
@@ -28,12 +28,12 @@ def test_a_refused_password_is_not_shown(tmp_path):
         server.stop()
         told = server.child.output()
     assert "leveret_" in metrics and SECRET not in metrics
-    # The log does speak of the event, so the search below is of something.
+    # The log does mention the event, so the search is meaningful.
     assert told and SECRET not in told
 
 
 def test_the_password_of_an_upstream_url_is_not_shown(tmp_path):
-    # Port 1 of the loopback: nobody listens there, so that failures are logged as well.
+    # Nothing listens on port 1 of loopback, so failures are logged as well.
     url = f"amqp://someone:{SECRET}@127.0.0.1:1/"
     with leveret(tmp_path, "--log", "trace", env={"LEVERET_UPSTREAM": url}) as server:
         with Wire(server.port) as client:

@@ -1,4 +1,4 @@
-"""`make soak` says what ran, what failed and how to repeat it, however it ends. Shown with programs that stand for its parts."""
+"""`make soak` reports what ran, what failed and how to reproduce it, however it ends. Shown with stand-ins for its parts."""
 
 import itertools
 import shlex
@@ -17,15 +17,15 @@ from harness.patience import PATIENCE
 sys.path.insert(0, str(ROOT / "tests"))
 import soak
 
-# More than any of these tests takes, and little enough to be cut off.
+# Longer than any of these tests, and short enough to be interrupted.
 LONG, SHORT = 3600, 0.5
-# A batch during which somebody presses Ctrl-C.
+# A batch during which Ctrl-C is pressed.
 INTERRUPTING = "kill -INT $PPID; exec setpriv --pdeathsig KILL sleep infinity"
 
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
-    """It stands still: a share is never over but by a batch that waits for ever."""
+    """A stopped clock: only a batch that never ends uses up a share."""
     monkeypatch.setattr(soak, "time", types.SimpleNamespace(monotonic=lambda: 0.0, strftime=time.strftime))
 
 
@@ -120,7 +120,7 @@ def test_every_part_begins_where_its_seed_says_and_goes_on():
         if part.name in ("hostile", "cluster"):
             assert first == later and all(seeds == "none" for _, seeds, _ in first)
             continue
-        # No batch is another's again, be they of one soak or of two, and the command that repeats it names its seed.
+        # No two batches have the same seed, within a run or across runs, and the reproducing command names the seed.
         assert all(first.count(batch) == 1 and batch not in later for batch in first), part.name
         assert all(seeds.split()[0] in command for command, seeds, _ in first), part.name
 

@@ -1,5 +1,5 @@
-"""What applications meet behind a spool, with pika, the Java client and php-amqplib: an outage, a restart in it, poison, another
-password, a full disk."""
+"""Applications behind a spool, with pika, the Java client and php-amqplib: an outage, a restart during it, refused messages,
+a changed password, a full disk."""
 
 import contextlib
 
@@ -25,7 +25,7 @@ def language(request):
 
 @pytest.fixture(autouse=True)
 def user(broker):
-    """A user of the test's own, whose password it may change."""
+    """A user of the test, whose password it may change."""
     broker.control("add_user", "edge", "secret")
     broker.control("set_permissions", "edge", ".*", ".*", ".*")
     with pika.BlockingConnection(pika.URLParameters(broker.uri)) as direct:
@@ -40,7 +40,7 @@ def publisher(language, server, password="secret"):
 
 
 def publisher_at_last(language, server):
-    """One that tries again, as applications do while the link comes back."""
+    """Retries like an application while the link recovers."""
     found = []
 
     def is_connected():
@@ -66,14 +66,14 @@ def arrived(broker):
 
 
 def collect(broker, count):
-    """The numbers in the order of their first arrival, once there are so many."""
+    """The numbers in the order of their first arrival, once there are this many."""
     found = {}
     wait_until(lambda: found.update(dict.fromkeys(arrived(broker))) or len(found) >= count)
     return list(found)
 
 
 def collect_with(broker, numbers):
-    """These numbers in the order of their first arrival, among others that may come again."""
+    """These numbers in the order of their first arrival, without others that may be redelivered."""
     found = {}
     wait_until(lambda: found.update(dict.fromkeys(arrived(broker))) or found.keys() >= set(numbers))
     return [number for number in found if number in numbers]
@@ -83,7 +83,7 @@ def test_an_outage_a_restart_in_it_and_clients_that_come_meanwhile(tmp_path, bro
     with spooling(tmp_path, link.url) as server:
         with publisher(language, server) as stays:
             stays.publish(QUEUE, range(100))
-            # The slow hash of the login is on disk.
+            # The login's slow hash is on disk.
             wait_until((tmp_path / "data" / "spool" / "logins").exists)
             cut(link, True)
             stays.publish(QUEUE, range(100, 200))
@@ -113,12 +113,12 @@ def delete_exchange(broker, _):
 
 def take_permission(broker, link):
     broker.control("set_permissions", "edge", ".*", f"^(?!{POISONED}$)", ".*")
-    # A channel that has written there may do so for as long as the broker remembers it.
+    # RabbitMQ caches write permissions per channel.
     link.cut()
 
 
-# The causes for which the broker refuses messages for good, the user id that they have, and the reason. A user id is refused whatever an
-# operator does, and the other messages can be forwarded again.
+# The causes for which the broker refuses messages permanently: the user id of the messages, and the reason. A user id is
+# refused whatever an operator changes; the other messages can be forwarded again.
 POISONS = {
     "a deleted exchange": (delete_exchange, "", f"NOT_FOUND - no exchange '{POISONED}' in vhost '/'"),
     "a lost permission": (take_permission, "", f"access to exchange '{POISONED}' in vhost '/' refused for user 'edge'"),
@@ -180,7 +180,7 @@ def test_another_password_ends_the_old_one_and_the_messages_wait_for_the_new_one
         with publisher(language, server) as known:
             known.publish(QUEUE, range(5))
             assert collect(broker, 5) == list(range(5))
-            # Their confirms are here, too, or they would come again.
+            # Their confirms have arrived, too, otherwise they would be sent again.
             wait_until(lambda: waiting(server) == 0)
             known.close()
         cut(link, True)
@@ -188,13 +188,13 @@ def test_another_password_ends_the_old_one_and_the_messages_wait_for_the_new_one
         with publisher(language, server) as late:
             late.publish(QUEUE, range(5, 10))
             cut(link, False)
-            # Until the broker has been asked, all it publishes is accepted.
+            # Until the broker has refused the login, all publishes are accepted.
             accepted = range(5, 10)
             with pytest.raises(NotConnected):
                 while True:
                     late.publish(QUEUE, range(accepted.stop, accepted.stop + 1))
                     accepted = range(5, accepted.stop + 1)
-            # The lost connection is the reason until the login is tried again.
+            # The reason is the lost connection until the login is retried.
             wait_until(lambda: "refused" in waits_for(server))
         with pytest.raises(NotConnected):
             publisher(language, server)
@@ -212,15 +212,16 @@ def test_a_disk_without_room_confirms_nothing_and_loses_nothing(tmp_path, broker
         with publisher(language, server) as application:
             application.publish(QUEUE, range(10))
             assert collect(broker, 10) == list(range(10))
-            # Their confirms are here, too, and on disk with this answer: the next write is that of a publish.
+            # Their confirms have arrived and are on disk once this is answered: the next write is a publish's.
             wait_until(lambda: waiting(server) == 0)
             Ctl(server.http)("spool", "purge")
             cut(link, True)
             disk.fail()
             application.send(QUEUE, range(10, 60))
-            # Publishers are blocked as soon as the disk has failed: perhaps before all of them are here. pika waits for each confirm.
+            # Publishers are blocked as soon as the disk fails, perhaps before all messages are here. pika waits for each
+            # confirm.
             wait_until(lambda: 1 <= waiting(server) <= (1 if language == "pika" else 50))
-            # Operators see it as they see a broker's.
+            # Operators see it like a broker's full disk.
             failing = lambda: metric(server, 'leveret_store_failing{cause="full"}')
             wait_until(lambda: failing() == 1)
             disk.mend()

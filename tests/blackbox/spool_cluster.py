@@ -1,4 +1,5 @@
-"""Two hosts with a spool each in front of one cluster, with pika, the Java client and php-amqplib: a node is killed between them."""
+"""Two hosts with a spool each in front of one cluster, with pika, the Java client and php-amqplib: a node is killed in
+between."""
 
 import contextlib
 import signal
@@ -13,7 +14,7 @@ from harness.spool import spooling, waiting
 
 QUEUE = "of-two-hosts"
 PART = 100
-# What the second host publishes begins here.
+# The first number that the second host publishes.
 SECOND = 1_000_000
 pytestmark = pytest.mark.timeout(2 * TEST_SECONDS)
 
@@ -26,8 +27,8 @@ def cluster(tmp_path_factory):
 
 
 class Queue:
-    """A quorum queue whose leader is on the second node, and what was taken from it: each number with its id, in the order of their
-    first arrival."""
+    """A quorum queue with its leader on the second node, and the messages taken from it: each number with its id, in the
+    order of their first arrival."""
 
     def __init__(self, cluster):
         self.node, self.found = cluster.nodes[1], {}

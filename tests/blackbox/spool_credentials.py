@@ -1,4 +1,4 @@
-"""Confirmed messages are not parked for credentials that expire, or while the upstream cannot ask who may publish."""
+"""Confirmed messages are not parked when credentials expire, or while the upstream's auth service is down."""
 
 import contextlib
 import http.server
@@ -50,7 +50,7 @@ def test_a_token_that_a_client_has_renewed_in_time_parks_nothing(tmp_path):
         publish(client, "before")
         wait_until(lambda: count(direct, QUEUE) == 1)
         client.update_secret(key.sign(tokens.claims(*tokens.ALL, user="edge")), "expires")
-        # The time of its expiry is what this is about.
+        # The expiry is the subject of the test.
         client.sleep(expired - time.time())
         publish(client, "after", "another")
         wait_until(lambda: count(direct, QUEUE) + metric(server, "leveret_spool_parked_messages") == 3)
@@ -58,7 +58,7 @@ def test_a_token_that_a_client_has_renewed_in_time_parks_nothing(tmp_path):
 
 
 class Decisions:
-    """An authentication service that may be away."""
+    """An auth service that may be down."""
 
     def __init__(self):
         self.is_away = False

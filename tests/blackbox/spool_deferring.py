@@ -1,5 +1,5 @@
-"""Destinations that take nothing: full queues with more messages than memory is for, exchanges whose messages are refused,
-and parked messages that are only on disk."""
+"""Destinations that refuse messages: full queues with more messages than fit into memory, exchanges whose messages are
+refused, and parked messages that are only on disk."""
 
 import time
 
@@ -31,7 +31,7 @@ def direct(broker):
 
 @pytest.fixture
 def full(broker):
-    """Makes a queue full with one message, until it is called: then it has room."""
+    """Fills a queue with one message; calling the fixture's function makes space."""
     broker.control("set_policy", "full", f"^{FULL}$", '{"max-length": 1, "overflow": "reject-publish"}')
     yield lambda: broker.control("clear_policy", "full")
     broker.control("set_policy", "full", f"^{FULL}$", '{"max-length": 1}')
@@ -46,7 +46,7 @@ def taken(direct, queue):
 
 
 def collect(direct, queue, count):
-    """The different messages of a queue in the order of their first arrival, once there are so many."""
+    """The distinct messages of a queue in the order of their first arrival, once there are this many."""
     first = {}
     wait_until(lambda: first.update(dict.fromkeys(taken(direct, queue))) or len(first) >= count)
     return list(first)
@@ -62,7 +62,7 @@ def names(start, end):
 
 
 def test_a_full_queue_blocks_no_other_and_its_messages_keep_their_order_over_kill_9(tmp_path, broker, direct, full):
-    """With more messages than may wait in memory, of which some are being moved when the process is killed."""
+    """With more messages than may wait in memory, some of which are being moved when the process is killed."""
     upstream = f"amqp://127.0.0.1:{broker.port}"
     with spooling(tmp_path, upstream) as server:
         with connect(server) as client:
@@ -73,17 +73,17 @@ def test_a_full_queue_blocks_no_other_and_its_messages_keep_their_order_over_kil
             wait_until(lambda: metric(server, "leveret_spool_deferred_messages") >= 8000)
             publish(channel, FULL, names(9000, 15000))
             publish(channel, QUEUE, names(10, 20))
-            # Everything is on this disk with the close.
+            # Once the close is answered, everything is on this disk.
         assert collect(direct, QUEUE, 10) == names(10, 20)
         server.kill()
     with spooling(tmp_path, upstream) as server:
         assert waiting(server) >= 14_000
         with connect(server) as client:
-            # Those of another queue have no need to wait.
+            # Messages of another queue need not wait.
             publish(client.channel(), QUEUE, names(20, 30))
             found = []
             wait_until(lambda: found.extend(taken(direct, QUEUE)) or set(names(20, 30)) <= set(found))
-            # After the kill some of those before may come twice.
+            # After the kill some earlier ones may be duplicated.
             assert list(dict.fromkeys(found))[-10:] == names(20, 30)
             full()
             assert collect(direct, FULL, 15_000) == names(0, 15_000)
@@ -94,7 +94,7 @@ def test_a_full_queue_blocks_no_other_and_its_messages_keep_their_order_over_kil
 
 
 def test_poison_costs_hardly_more_than_itself(tmp_path, broker, direct):
-    """A message whose user id is another's is refused with 406, without the name of its exchange."""
+    """A message with another user's id is refused with 406, whose text does not name its exchange."""
     other = pika.BasicProperties(user_id="somebody")
     direct.exchange_declare("poisoned", "fanout")
     with spooling(tmp_path, f"amqp://127.0.0.1:{broker.port}") as server:
@@ -112,7 +112,7 @@ def test_poison_costs_hardly_more_than_itself(tmp_path, broker, direct):
             found = taken(direct, QUEUE)
             good = [f"{number:010}" for number in range(2000) if number % 10 != 7]
             assert list(dict.fromkeys(found)) == good
-            # Those that were in flight when the exchange became suspicious, twice at most.
+            # Those in flight when the exchange became suspect are sent at most twice more.
             assert len(found) <= 3 * len(good), len(found)
             assert metric(server, "leveret_spool_parked_messages") == 200
         server.stop()
@@ -166,7 +166,7 @@ def test_a_login_ends_the_wait_after_a_refused_one(tmp_path, broker, link, direc
         with pika.BlockingConnection(pika.URLParameters(uri.format("old"))) as client:
             publish(client.channel(), QUEUE, names(0, 1))
             assert collect(direct, QUEUE, 1) == names(0, 1)
-            # Its confirm is here, too, or it would come again.
+            # Its confirm has arrived, too, otherwise it would be sent again.
             wait_until(lambda: waiting(server) == 0)
             link.is_closed = True
             link.cut()
@@ -174,7 +174,7 @@ def test_a_login_ends_the_wait_after_a_refused_one(tmp_path, broker, link, direc
         broker.control("change_password", "deferred", "new")
         link.is_closed = False
         link.cut()
-        # The lost connection is the reason until the old password is tried again.
+        # The reason is the lost connection until the old password is retried.
         wait_until(lambda: "refused" in (waits_for(server) or ""))
         begun = time.monotonic()
         with pika.BlockingConnection(pika.URLParameters(uri.format("new"))):

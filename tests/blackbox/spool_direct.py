@@ -1,4 +1,4 @@
-"""What no rule of the spool matches, or must not be spooled, goes to the broker as before, on the same channels."""
+"""Messages that no spool rule matches, or that cannot be spooled, go to the broker as before, on the same channels."""
 
 import signal
 
@@ -56,7 +56,7 @@ def drained(channel, count):
 
 
 def test_confirms_of_both_ways_share_one_sequence(channel):
-    """pika raises for a confirm of a number that it does not expect, and waits for each."""
+    """pika raises on a confirm with an unexpected number, and waits for each."""
     channel.confirm_delivery()
     for number in range(20):
         exchange = ["amq.direct", "amq.fanout"][number % 2]
@@ -89,7 +89,7 @@ def test_mandatory_large_and_transactional_messages_are_not_spooled(connection, 
         channel.basic_publish("amq.direct", "no such key", b"returned", mandatory=True)
     channel.basic_publish("amq.direct", "key", b"mandatory", mandatory=True)
     channel.basic_publish("amq.direct", "key", b"L" * 1001)
-    # Of several frames, of which the first do not say how large it is.
+    # Several frames, so its size is not known from the first ones.
     channel.basic_publish("amq.direct", "key", b"M" * 500_000)
     other = connection.channel()
     other.tx_select()
@@ -103,7 +103,7 @@ def test_mandatory_large_and_transactional_messages_are_not_spooled(connection, 
 
 
 def test_an_immediate_message_ends_its_connection_as_at_the_broker_and_nothing_before_it_is_lost(connection, server, channel):
-    """It is in the middle of others: those before it are spooled, and no other client is concerned."""
+    """Published among others: those before it are spooled, and no other client is affected."""
     with pika.BlockingConnection(pika.URLParameters(server.uri)) as another:
         spared = another.channel()
         spared.confirm_delivery()
@@ -120,7 +120,7 @@ def test_an_immediate_message_ends_its_connection_as_at_the_broker_and_nothing_b
 
 
 def publish_immediate(channel):
-    """pika's own method does not offer the flag."""
+    """pika's own method has no parameter for the flag."""
     method = pika.spec.Basic.Publish(exchange="amq.direct", routing_key="key", immediate=True)
     channel._impl._send_method(method, (pika.BasicProperties(), b"immediate"))
 
@@ -243,7 +243,7 @@ def test_a_user_at_its_spool_limit_blocks_no_other_user(tmp_path):
             assert rows["guest"]["bytes"] > rows["guest"]["max_bytes"] >= (1 << 20) / 4 * 3
             assert rows["other"]["bytes"] == 0 < rows["other"]["max_bytes"]
             assert heard == ["spool has reached a limit"]
-            # Unroutable messages are confirmed.
+            # Unroutable messages are confirmed, too.
             with pika.BlockingConnection(pika.URLParameters(upstream.uri)) as direct:
                 direct.channel().queue_delete("full")
             wait_until(lambda: client.process_data_events(0.05) or heard[-1] == "unblocked")
@@ -283,7 +283,7 @@ def test_messages_unsuitable_for_the_spool_are_refused_if_configured(strict, wha
     wait_until(lambda: strict.process_data_events(0.05) or closed)
     text = f"PRECONDITION_FAILED - {what.removesuffix(' in frames')} to exchange 'amq.direct' in vhost '/' cannot be spooled"
     assert (closed[0].reply_code, closed[0].reply_text) == (406, text)
-    # The number can be used again, and other exchanges are not concerned.
+    # The channel number can be reused, and other exchanges are not affected.
     again = strict.channel(channel.channel_number)
     again.confirm_delivery()
     again.basic_publish("amq.fanout", "key", "x" * 5000)

@@ -1,4 +1,5 @@
-"""Publishes with a rule are confirmed on this host's disk, and reach the broker whatever happens to the link or to Leveret."""
+"""Publishes that a rule matches are confirmed once they are on this host's disk, and reach the broker despite faults of the
+link or kills of Leveret."""
 
 import itertools
 
@@ -34,7 +35,7 @@ def confirming(connection):
 
 
 def taken(broker, queue=QUEUE):
-    """All messages of a queue: their bodies in order, and the ids that the spool gave them."""
+    """All messages of a queue: their bodies in order, and the ids added by the spool."""
     with pika.BlockingConnection(pika.URLParameters(broker.uri)) as direct:
         channel = direct.channel()
         bodies, ids = [], []
@@ -47,7 +48,7 @@ def taken(broker, queue=QUEUE):
 
 
 def collect(broker, count):
-    """Takes messages until there are `count` different ones; in the order of their first arrival, with their ids."""
+    """Consumes until there are `count` distinct messages; in the order of their first arrival, with their ids."""
     first = {}
 
     def are_there():
@@ -87,7 +88,7 @@ def test_publishers_go_on_while_the_broker_is_away(tmp_path, broker, link):
             channel = confirming(client)
             publish(channel, names(0, 1))
             collect(broker, 1)
-            # Its confirm is here, too, or it would come again.
+            # Its confirm has arrived, too, otherwise it would be sent again.
             wait_until(lambda: waiting(server) == 0)
             link.is_closed = True
             link.cut()
@@ -107,7 +108,7 @@ def test_a_client_that_publishes_and_exits_loses_nothing_when_leveret_is_killed(
         link.is_closed = True
         link.cut()
         publish(channel, names(0, 100))
-        # Answered when the messages are on disk.
+        # Answered once the messages are on disk.
         first.close()
         server.kill()
     link.is_closed = False
@@ -158,7 +159,7 @@ def test_two_hosts_spool_for_one_broker(tmp_path, broker, link):
 
 def test_large_and_small_messages_keep_their_order_over_lost_connections(tmp_path, broker, link):
     def body(number):
-        # The pool passes on the first of these as it comes, and each of the others at once.
+        # The pool streams the large ones, and forwards the small ones at once.
         return f"{number} ".ljust(2 << 20 if number % 2 == 0 else 1 << 10, "x")
 
     with spooling(tmp_path, link.url) as server:

@@ -1,5 +1,5 @@
-"""Leveret is killed under load, again and again, while the link to the broker flaps: nothing confirmed is lost, messages of a channel
-for the same destination come in order, and one that comes again has the id that it had before."""
+"""Leveret is killed repeatedly under load while the link to the broker flaps: no confirmed message is lost, a channel's
+messages to one destination arrive in order, and duplicates have the same id."""
 
 import collections
 import contextlib
@@ -22,7 +22,7 @@ CHANNELS = 2
 # Unconfirmed messages of a channel.
 WINDOW = 40
 LIVES = 2
-# `LEVERET_SPOOL_ROUNDS=30` for a thorough run, `LEVERET_SPOOL_SEED=n` for another one: each round has the next seed.
+# `LEVERET_SPOOL_ROUNDS=30` for a thorough run; `LEVERET_SPOOL_SEED` is the seed of the first round, later rounds count up.
 ROUNDS = int(os.environ.get("LEVERET_SPOOL_ROUNDS", "3"))
 SEED = int(os.environ.get("LEVERET_SPOOL_SEED", "1"))
 PERSISTENT = pika.BasicProperties(delivery_mode=pika.DeliveryMode.Persistent)
@@ -37,13 +37,13 @@ def queues(broker):
 
 
 class PublishingChannel:
-    """A channel in confirm mode. Each body has the channel's name, and a number that counts up for each queue."""
+    """A channel in confirm mode. Each body has the channel's name, and a number that counts up per queue."""
 
     def __init__(self, client, name):
         self.name = name
         self.open, self.tag = collections.OrderedDict(), 0
         self.next = dict.fromkeys(QUEUES, 0)
-        # The number behind the last confirmed one, by queue.
+        # The number after the last confirmed one, by queue.
         self.confirmed = dict.fromkeys(QUEUES, 0)
         self.impl = client.channel()._impl
         self.impl.confirm_delivery(ack_nack_callback=self.answered, callback=lambda _: None)
@@ -65,7 +65,7 @@ class PublishingChannel:
 
 
 class Publisher(threading.Thread):
-    """A connection with some channels, until its server is killed."""
+    """A connection with several channels, until its server is killed."""
 
     def __init__(self, server, name, seed):
         super().__init__()
@@ -84,7 +84,7 @@ class Publisher(threading.Thread):
 
 
 class FlappingLink(threading.Thread):
-    """Cuts a link, freezes it, has it refuse connections and lets it be, by turns, until it is to end."""
+    """Cuts, freezes, closes and restores a link in turn until it is stopped."""
 
     def __init__(self, link, seed):
         super().__init__()
@@ -110,7 +110,7 @@ class FlappingLink(threading.Thread):
         self.link.is_closed = self.link.refuses = False
         self.link.flows.set()
         if was_silent:
-            # What has connected meanwhile would wait for ever.
+            # Connections made meanwhile would wait for ever.
             self.link.cut()
 
     def stop(self):
@@ -119,7 +119,7 @@ class FlappingLink(threading.Thread):
 
 
 def live(server, link, names, seed):
-    """A life of a server, killed under load; returns its publishers' channels, and how often the link was lost."""
+    """Runs a server under load and kills it; returns its publishers' channels, and how often the link was lost."""
     publishers = [Publisher(server, name, f"{seed} {name}") for name in names]
     flapping = FlappingLink(link, seed)
     channels = [channel for publisher in publishers for channel in publisher.channels]
@@ -133,7 +133,7 @@ def live(server, link, names, seed):
 
 
 class Arrived:
-    """What has come from the broker's queues: the bodies in order, and the id of each."""
+    """Messages from the broker's queues: the bodies in order, and the id of each."""
 
     def __init__(self):
         self.bodies, self.ids = {queue: [] for queue in QUEUES}, {}

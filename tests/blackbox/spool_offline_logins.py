@@ -1,4 +1,4 @@
-"""While no upstream can be asked, clients whose credentials it has accepted lately log in and publish to the spool."""
+"""While no upstream is reachable, clients whose credentials it accepted recently log in and publish to the spool."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +19,7 @@ CLOSED = pika.exceptions.AMQPConnectionError
 
 @pytest.fixture(autouse=True)
 def user(broker):
-    """A user of the test's own, whose password it may change."""
+    """A user of the test, whose password it may change."""
     broker.control("add_user", "edge", "secret")
     broker.control("set_permissions", "edge", ".*", ".*", ".*")
     with pika.BlockingConnection(pika.URLParameters(broker.uri)) as direct:
@@ -57,7 +57,7 @@ def arrived(broker):
 
 
 def closed_with(connection):
-    """The code with which the server closes a connection."""
+    """The reply code with which the server closes a connection."""
     with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as closed:
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
@@ -66,7 +66,7 @@ def closed_with(connection):
 
 
 def is_stored(directory):
-    """Whether the accepted login has been written; it takes a slow hash."""
+    """Whether the accepted login is on disk; its hash is slow."""
     path = directory / "data" / "spool" / "logins"
     return path.exists() and path.read_text().count("\n") == 1
 
@@ -124,19 +124,19 @@ def test_a_login_counts_no_longer_than_its_setting(tmp_path, broker, link, flags
     with spooling(tmp_path, link.url, *flags) as server:
         connect(server).close()
         cut(link, True)
-        # The setting's own second.
+        # The setting has a resolution of a second.
         time.sleep(1.1)
         with pytest.raises(CLOSED):
             connect(server)
         server.stop()
 
 
-# Each login asks the broker.
+# Verify each login with the broker.
 ASKING = ["--auth-ttl", "0s", "--upstream-arrival-max", "60s"]
 
 
 def test_a_slow_broker_decides_itself_about_clients_that_no_rule_concerns(tmp_path, broker, link):
-    """The spool remembers the login, for another virtual host; the broker takes longer than the spool waits for it."""
+    """The spool has stored the login for another virtual host; the broker answers later than the spool's timeout."""
     broker.control("add_vhost", "unspooled")
     broker.control("set_permissions", "-p", "unspooled", "edge", ".*", ".*", ".*")
     with spooling(tmp_path, link.url, *ASKING, rule='{vhost = "^/$"}') as server:
@@ -151,14 +151,14 @@ def test_a_slow_broker_decides_itself_about_clients_that_no_rule_concerns(tmp_pa
 
 
 def decided_late(server, link, login):
-    """What comes of a login about which the broker is asked only after the spool has waited for its answer."""
+    """The outcome of a login whose verification begins only after the spool's timeout."""
     link.passes_new.clear()
     before = len(link.sockets)
     with ThreadPoolExecutor(1) as executor:
         try:
             outcome = executor.submit(login)
             wait_until(lambda: len(link.sockets) > before)
-            # One that a rule concerns comes later, and is in once the spool has waited for the broker.
+            # A client that a rule matches connects later, and is admitted after the spool's timeout.
             with connect(server):
                 assert not outcome.done()
                 link.passes_new.set()
@@ -189,7 +189,7 @@ def test_a_client_is_asked_about_while_the_forwarder_is_busy(tmp_path, broker, l
         direct.channel().queue_declare("stuck", arguments={"x-max-length": 0, "x-overflow": "reject-publish"})
     with spooling(tmp_path, link.url, *ASKING) as server:
         with connect(server) as first:
-            # Published again and again, on a connection that stays open.
+            # Published repeatedly on an open connection.
             first.channel().basic_publish("", "stuck", "never")
             wait_until(lambda: metric(server, "leveret_spool_deferred_messages") == 1)
         broker.control("change_password", "edge", "changed")

@@ -1,5 +1,5 @@
-"""STOMP clients get from Leveret, also in front of a RabbitMQ without STOMP, what they get from RabbitMQ's adapter: the same tests, with
-stomp.py and on the wire."""
+"""STOMP clients get the same from Leveret, also in front of a RabbitMQ without STOMP, as from RabbitMQ's adapter: the same
+tests for all, with stomp.py and on the wire."""
 
 import contextlib
 
@@ -22,7 +22,7 @@ def server(request, tmp_path_factory):
 
 @pytest.fixture
 def clients(server):
-    """Makes clients, and closes them in the end."""
+    """Creates clients, and closes them at the end."""
     with contextlib.ExitStack() as stack:
 
         def make(version="1.2", **options):
@@ -42,12 +42,12 @@ def amqp(server):
 
 @pytest.fixture
 def name(request):
-    """A name of the test's own."""
+    """A name for the test."""
     return "q-" + "".join(character if character.isalnum() else "-" for character in request.node.name)
 
 
 def from_amqp(channel, queue_name):
-    """The next message of a queue, waiting for it."""
+    """The queue's next message, waiting for it."""
     for method, properties, body in channel.consume(queue_name, auto_ack=True, inactivity_timeout=PATIENCE):
         assert method, "nothing came"
         channel.cancel()
@@ -131,7 +131,7 @@ def test_prefetch_count_holds_messages_back(clients, name):
         client.send(f"/queue/{name}", str(number))
     client.subscribe(f"/queue/{name}", ack="client-individual", prefetch_count="2")
     frames = [client.message(), client.message()]
-    # The receipt of a later request would come behind a third message.
+    # A third message would come before the receipt of a later request.
     client.send(f"/queue/{name}", "5")
     assert client.heard() == 0
     client.acknowledge(frames[0])
@@ -172,7 +172,7 @@ def test_topics_and_exchanges_route(clients, amqp, name):
     client.subscribe(f"/exchange/amq.direct/{name}", id="direct")
     client.subscribe("/exchange/amq.fanout", id="fanout")
     routes = {"topic": f"/topic/{name}.middle.end", "direct": f"/exchange/amq.direct/{name}", "fanout": "/exchange/amq.fanout"}
-    # The second of a subscription would come behind whatever else it got.
+    # A second copy would come before anything else for the subscription.
     for body in ("first", "second"):
         for id, destination in routes.items():
             client.send(destination, body)
@@ -190,7 +190,7 @@ def test_a_request_is_answered_through_a_temporary_queue(clients, amqp, name):
     answerer.send(reply_to, "answer")
     answer = asker.message()
     assert (answer.body, answer.headers["subscription"]) == ("answer", "/temp-queue/answers")
-    # The same queue serves the next request, and an AMQP client's answer.
+    # The same reply queue serves the next request, and an AMQP client's answer.
     asker.connection.send(f"/queue/{name}", "again", headers={"reply-to": "/temp-queue/answers"})
     assert answerer.message().headers["reply-to"] == reply_to
     amqp.basic_publish("", reply_to.removeprefix("/reply-queue/"), b"by amqp")
@@ -222,7 +222,7 @@ def test_a_durable_subscription_outlives_its_connection_until_it_is_ended(client
 def test_the_queue_of_a_durable_subscription_is_named_as_by_rabbitmq(clients, amqp, name):
     client = clients()
     client.subscribe("/topic/some.key", id="sub-1", durable="true", auto_delete="false")
-    # The same name on both: who moves finds what waits.
+    # The same queue name on both, so a client that migrates finds its messages.
     amqp.queue_declare("stomp-subscription-BUlbAj-4NUmOdmGDz4TT6w", passive=True)
     client.do("unsubscribe", "sub-1", headers={"durable": "true"})
 
@@ -246,7 +246,7 @@ def test_the_queue_of_a_durable_subscription_is_named_as_by_rabbitmq(clients, am
 def test_headers_decide_the_properties_of_the_declared_queue(clients, amqp, name, headers, declared):
     client = clients()
     client.subscribe(f"/queue/{name}", **headers)
-    # A declaration that is not the same is refused.
+    # An inequivalent declaration is refused.
     amqp.queue_declare(name, **declared)
     client.do("unsubscribe", "1")
     amqp.queue_delete(name)
@@ -332,7 +332,7 @@ def test_a_subscription_cancelled_by_the_server_gets_an_error(server, clients, a
         'The server has canceled a subscription.\nNo more messages will be delivered for "id=\'gone\'".\n'
     )
     if server.kind != "rabbitmq":
-        # RabbitMQ does not declare the queue again (docs/compatibility.md).
+        # RabbitMQ does not redeclare the queue (docs/compatibility.md).
         client.subscribe(f"/queue/{name}", id="gone")
     client.send(f"/queue/{name}-other", "x")
     client.subscribe(f"/queue/{name}-other", id="other")
@@ -410,7 +410,7 @@ def test_errors_explain(server, frame, message, body):
 def test_logins_are_refused_in_the_same_words(server, login, body):
     wire = StompWire(server.stomp)
     command, headers, told = wire.connect(**login)
-    # RabbitMQ 4 ends its text without a line end.
+    # RabbitMQ 4 has no line end after its text.
     expected = body.rstrip("\n") if server.kind == "proxy4" else body
     assert (command, headers["message"], told) == ("ERROR", "Bad CONNECT", expected)
     wire.close()

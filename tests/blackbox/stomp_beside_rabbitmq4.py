@@ -1,4 +1,4 @@
-"""With `compatibility = "4"` STOMP clients get what RabbitMQ 4.3.6 gives them."""
+"""With `compatibility = "4"` STOMP clients get the same as from RabbitMQ 4.3.6."""
 
 import pika
 import pytest
@@ -11,14 +11,14 @@ from harness.releases import missing
 __all__ = ["same", "sides"]
 pytestmark = pytest.mark.skipif(missing("4") is not None, reason=f"no RabbitMQ 4: {missing('4')}")
 
-# Each server's own, or of a delivery.
+# Headers that vary by server or delivery.
 VARYING = {"server", "session", "message-id", "ack", "timestamp"}
-# Different on purpose (docs/compatibility.md).
+# Intended differences (docs/compatibility.md).
 OF_THE_FRAME = {"receipt-id", "receipt", "content-length", "transaction"}
 
 
-def told(frame):
-    """A frame without what differs anyhow."""
+def comparable(frame):
+    """A frame without the varying headers."""
     command, headers, body = frame
     kept = {name: value for name, value in headers.items() if name not in VARYING}
     if command == "ERROR":
@@ -48,7 +48,7 @@ def get(channel, queue):
     ids=str,
 )
 def test_a_connect_is_answered_alike(same, asked):
-    same(lambda side: told(side.stomp(**asked)[1]))
+    same(lambda side: comparable(side.stomp(**asked)[1]))
 
 
 KEYS = ("type", "durable", "auto_delete", "exclusive", "arguments")
@@ -70,7 +70,7 @@ def test_a_subscription_declares_the_same_queue(same, destination, headers):
         client, _ = side.stomp()
         named = "" if destination.startswith("/queue") else f"x-queue-name:{name}\n"
         client.send(f"SUBSCRIBE\nid:1\nreceipt:r\ndestination:{destination % name}\n{named}{headers}\n")
-        answer = told(client.frame())
+        answer = comparable(client.frame())
         shown = side.eventually(name, KEYS, lambda found: found is not None)
         client.send("UNSUBSCRIBE\nid:1\nreceipt:s\n\n")
         client.frame()
@@ -84,9 +84,9 @@ def test_a_quorum_queue_is_declared_alike(same):
     def send(side):
         client, _ = side.stomp()
         client.send("SEND\ndestination:/queue/replicated\nx-queue-type:quorum\nreceipt:r\n\nx")
-        answer = told(client.frame())
+        answer = comparable(client.frame())
         client.send("SUBSCRIBE\ndestination:/topic/t\nid:1\nx-queue-name:refused\nx-queue-type:quorum\n\n")
-        return answer, side.eventually("replicated", KEYS, lambda found: found is not None), told(client.frame())
+        return answer, side.eventually("replicated", KEYS, lambda found: found is not None), comparable(client.frame())
 
     same(send)
 
@@ -128,7 +128,7 @@ def test_a_message_is_refused_in_the_same_words(same, headers):
     def send(side):
         client, _ = side.stomp()
         client.send(f"SEND\ndestination:/topic/t\n{headers}\nx")
-        return told(client.frame())
+        return comparable(client.frame())
 
     assert same(send)[0] == "ERROR"
 
@@ -140,7 +140,7 @@ def test_a_destination_is_refused_in_the_same_words(same, destination):
     def send(side):
         client, _ = side.stomp()
         client.send(f"SEND\ndestination:{destination}\n\nx")
-        return told(client.frame())
+        return comparable(client.frame())
 
     assert same(send)[0] == "ERROR"
 
@@ -156,13 +156,13 @@ def test_stomp_clients_see_an_amqp_message_alike(same):
                 pika.BasicProperties(priority=1, message_id="m", type="k", app_id="a", headers={"s": "v", "i": 1, "l": [1], "d": {"a": 1}}),
             ]:
                 channel.basic_publish("amq.topic", "to.stomp", b"x", given)
-        return told(client.frame()), told(client.frame())
+        return comparable(client.frame()), comparable(client.frame())
 
     same(publish)
 
 
 def test_a_nack_is_no_failure_and_a_closed_connection_is(same):
-    """Quorum queues count what counts against their delivery limit."""
+    """Quorum queues count these for their delivery limit."""
 
     def return_it(side):
         with side.channel() as channel:
@@ -174,7 +174,7 @@ def test_a_nack_is_no_failure_and_a_closed_connection_is(same):
             client.send("SUBSCRIBE\ndestination:/amq/queue/counted\nid:1\nack:client-individual\n\n")
             frame = client.frame()
             client.send(f"NACK\nid:{frame[1]['ack']}\n\n")
-            frames += [told(frame), told(client.frame())]
+            frames += [comparable(frame), comparable(client.frame())]
             client.close()
         return frames
 
@@ -183,7 +183,7 @@ def test_a_nack_is_no_failure_and_a_closed_connection_is(same):
 
 
 def test_a_transaction_is_routed_by_its_commit(same):
-    """Unlike one of AMQP."""
+    """Unlike in AMQP."""
 
     def commit(side):
         client, _ = side.stomp()
@@ -193,11 +193,11 @@ def test_a_transaction_is_routed_by_its_commit(same):
             client.send("BEGIN\ntransaction:t\n\n")
             client.send("SEND\ndestination:/topic/in.transaction\ntransaction:t\n\nrouted late")
             client.send("SEND\ndestination:/topic/other\nreceipt:behind\n\n")
-            answers = [told(client.frame())]
+            answers = [comparable(client.frame())]
             channel.queue_unbind(before, "amq.topic", "in.transaction")
             channel.queue_bind(after, "amq.topic", "in.transaction")
             client.send("COMMIT\ntransaction:t\nreceipt:committed\n\n")
-            answers.append(told(client.frame()))
+            answers.append(comparable(client.frame()))
             body = next_message(channel, after)[2]
             channel.cancel()
             return answers, body, channel.queue_declare(before, passive=True).method.message_count
@@ -213,7 +213,7 @@ def test_stomp_clients_see_an_mqtt_message_alike(same):
         writer = side.connected("to-stomp")
         options = {"ResponseTopic": "a/b", "CorrelationData": b"c", "ContentType": "t", "MessageExpiryInterval": 3600}
         assert writer.publish("from/mqtt", b"x", UserProperty=("u", "v"), **options)["packet"] == "PUBACK"
-        return told(client.frame())
+        return comparable(client.frame())
 
     same(publish)
 

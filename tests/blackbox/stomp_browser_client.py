@@ -1,4 +1,4 @@
-"""@stomp/stompjs on a page in a real Chromium, wherever STOMP is served over WebSocket; beside it RabbitMQ's Web-STOMP."""
+"""@stomp/stompjs in Chromium, with each STOMP over WebSocket listener; for comparison with RabbitMQ's Web-STOMP."""
 
 import pytest
 
@@ -23,5 +23,5 @@ def test_rabbitmq_gives_a_page_the_same(tmp_path, window):
         seen = window.run(RUN, f"ws://127.0.0.1:{broker.web_stomp}/ws", "q")
     finally:
         broker.stop()
-    # Binary messages, as it is told to send (harness/mqtt_broker.py), are texts to nobody but the client.
+    # The server sends binary messages (harness/mqtt_broker.py), which the client does not decode as text.
     assert {**seen, "text": EVERYTHING["text"]} == EVERYTHING

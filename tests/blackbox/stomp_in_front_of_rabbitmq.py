@@ -1,5 +1,5 @@
-"""STOMP clients in front of a RabbitMQ without STOMP, 3.10.8 and 4.3.6: they log in there, share its connections, and outlive its restarts;
-stomp.py, stompjs, and the wire."""
+"""STOMP clients in front of a RabbitMQ without STOMP, 3.10.8 and 4.3.6: they log in there, share its connections, and
+survive its restarts; with stomp.py, stompjs, and on the wire."""
 
 import contextlib
 import itertools
@@ -34,7 +34,7 @@ def pool(tmp_path_factory, upstream):
 
 @pytest.fixture
 def clients(pool):
-    """Makes clients, and closes them in the end."""
+    """Creates clients, and closes them at the end."""
     with contextlib.ExitStack() as stack:
 
         def make(**options):
@@ -53,7 +53,7 @@ def amqp(upstream):
 
 @pytest.fixture
 def name(request):
-    """A queue of the test's own."""
+    """A queue for the test."""
     return "q-" + "".join(character if character.isalnum() else "-" for character in request.node.name)
 
 
@@ -67,11 +67,11 @@ def test_many_clients_share_a_few_connections(upstream, clients, amqp, name):
         client.subscribe(f"/queue/{name}-{number % 5}")
     for number, client in enumerate(everyone):
         client.send(f"/queue/{name}-{number % 5}", str(number))
-    # Which of a queue's ten gets it is the upstream's to say.
+    # The upstream chooses which of a queue's ten consumers gets it.
     wait_until(lambda: sum(client.heard() for client in everyone) == len(everyone))
-    # A few, however busy they are.
+    # A few connections, even under load.
     assert len(connections(upstream)) < len(everyone) / 2
-    # The receipt comes behind whatever else is delivered.
+    # The receipt comes after all deliveries.
     for client in everyone:
         client.do("unsubscribe", "1")
     got = [client.message().body for client in everyone for _ in range(client.heard())]
@@ -103,7 +103,7 @@ def test_the_clients_own_rights_are_those_it_has_upstream(upstream, pool, client
     command, headers, body = wire.frame()
     assert (command, headers["message"]) == ("ERROR", "access_refused")
     assert "access to exchange 'amq.direct' in vhost '/' refused for user 'reader'" in body
-    # Only the culprit's connection has ended.
+    # Only the offending client's connection was closed.
     clients().send(f"/queue/{name}", "y")
     assert reader.message().body == "y"
     upstream.control("delete_user", "reader")
@@ -149,7 +149,7 @@ def test_clients_outlive_a_restart_of_the_upstream(upstream, pool, clients, name
         upstream.server.wait(PATIENCE)
     else:
         upstream.end()
-    # Answered once the upstream is there again.
+    # Answered once the upstream is reachable again.
     publisher.connection.send(f"/queue/{name}", "meanwhile", headers={"persistent": "true", "receipt": "m"})
     newcomer = StompWire(pool.stomp)
     newcomer.send("CONNECT\naccept-version:1.2\nhost:/\nlogin:guest\npasscode:guest\n\n")
@@ -159,7 +159,7 @@ def test_clients_outlive_a_restart_of_the_upstream(upstream, pool, clients, name
     assert {frame.body for frame in got} == {"before", "meanwhile"}
     again = next(frame for frame in got if frame.body == "before")
     assert again.headers["redelivered"] == "true"
-    # The one from before the outage is not the upstream's any more.
+    # The delivery from before the outage is void.
     subscriber.acknowledge(held)
     for frame in got:
         subscriber.acknowledge(frame)
@@ -179,7 +179,7 @@ def test_a_client_connecting_without_an_upstream_is_closed_without_error(tmp_pat
 
 
 def subscriptions(upstream):
-    """The queues of subscriptions upstream: their messages, consumers, and bindings."""
+    """The upstream queues of subscriptions: their messages, consumers, and bindings."""
     listed = upstream.control("list_queues", "name", "consumers", "messages").splitlines()
     queues = [line.split("\t") for line in listed if line.startswith("stomp-subscription-")]
     bound = upstream.control("list_bindings", "source_name", "destination_name", "routing_key").splitlines()
@@ -206,7 +206,7 @@ def test_subscribers_of_topics_share_one_queue(upstream, pool, clients, amqp):
     everyone[0].do("unsubscribe", "all")
     everyone[1].send("/topic/shared.9", "later")
     assert everyone[1].message().body == "later"
-    # The first that comes is one for the subscription that is left.
+    # The first message to arrive is for the remaining subscription.
     everyone[1].send("/topic/shared.0", "last")
     assert everyone[0].message().body == "last"
     wait_until(lambda: all(queue[2] == "0" for queue in subscriptions(upstream)[0]))
@@ -236,7 +236,7 @@ def test_subscribers_of_topics_outlive_a_restart_of_the_upstream(upstream, clien
     assert subscriber.message().body == "before"
     upstream.end()
     upstream.start()
-    # Messages that are published before the queue is bound again reach nobody, as without a subscriber.
+    # Messages published before the queue is bound again are unroutable, as without a subscriber.
     numbers = itertools.count(1)
 
     def is_heard():
@@ -249,7 +249,7 @@ def test_subscribers_of_topics_outlive_a_restart_of_the_upstream(upstream, clien
 
 
 def test_a_subscriber_of_a_topic_that_does_not_read_is_closed_and_holds_up_nobody(pool, clients, amqp):
-    # More than the sockets' buffers hold together with the client's own queue here.
+    # More than the sockets' buffers and the client's own queue hold.
     count, body = 400, "x" * 100_000
     slow, other = StompWire(pool.stomp), clients()
     assert slow.connect()[0] == "CONNECTED"
@@ -360,7 +360,7 @@ def test_a_client_that_does_not_read_leaves_its_messages_upstream(pool, amqp, na
     amqp.queue_declare(f"{name}-other", durable=True)
     before = peak_resident_bytes(pool.pid)
     wire = pipelined(pool, subscribe(1, f"/queue/{name}", "ack:client\n"))
-    # Each receipt has the session look for more.
+    # Each receipt makes the session check for work.
     for number in range(300):
         wire.send(f"SEND\ndestination:/queue/{name}-other\nreceipt:{number}\n\nx")
     wait_until(lambda: amqp.queue_declare(f"{name}-other", passive=True).method.message_count == 300)

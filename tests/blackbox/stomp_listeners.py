@@ -1,4 +1,4 @@
-"""STOMP over TCP, TLS and WebSocket, with the listeners' options, and what only Leveret promises."""
+"""STOMP over TCP, TLS and WebSocket, with the listeners' options, and Leveret's own features."""
 
 import json
 import signal
@@ -41,7 +41,7 @@ def stompjs(url, queue):
 def test_stompjs_works_wherever_stomp_is_served(tmp_path, compression):
     with leveret(tmp_path, "--ws", ANY, "--web-stomp", ANY, "--ws-compression", compression) as server:
         web = port(server, "web-stomp", "ws")
-        # On `ws` the subprotocol decides where the path does not.
+        # On `ws`, the subprotocol decides if the path does not.
         for url in (f"ws://127.0.0.1:{web}/ws", f"ws://127.0.0.1:{server.ws_port}/ws/stomp", f"ws://127.0.0.1:{server.ws_port}/"):
             assert stompjs(url, "q") == EVERYTHING, url
         server.stop()
@@ -120,9 +120,9 @@ def test_permissions_hold(tmp_path):
             wire = StompWire(port(server))
             assert wire.connect(login="reader", passcode="test12")[0] == "CONNECTED"
             wire.send(frame)
-            command, headers, told = wire.frame()
+            command, headers, error = wire.frame()
             assert (command, headers["message"]) == ("ERROR", "access_refused")
-            assert told == f"ACCESS_REFUSED - {body} in vhost '/' refused for user 'reader'"
+            assert error == f"ACCESS_REFUSED - {body} in vhost '/' refused for user 'reader'"
             assert wire.frame() is None
             wire.close()
         server.stop()
@@ -180,8 +180,8 @@ def test_an_amqp_consumer_answers_a_request_of_a_stomp_client(tmp_path):
 
 
 def test_in_front_of_rabbitmq_stomp_is_relayed_where_its_port_is_given(tmp_path):
-    code, _, told = run("serve", "--upstream-stomp", "tcp://127.0.0.1:1", "--stomp", ANY)
-    assert code == 2 and "has no effect without an upstream" in told, told
+    code, _, error = run("serve", "--upstream-stomp", "tcp://127.0.0.1:1", "--stomp", ANY)
+    assert code == 2 and "has no effect without an upstream" in error, error
     (stomp_port,) = free_ports(1)
     settings = [f"stomp.listeners.tcp.1 = 127.0.0.1:{stomp_port}"]
     rabbitmq = RabbitMq(tmp_path / "rabbitmq", *settings, plugins="rabbitmq_stomp")
@@ -195,7 +195,7 @@ def test_in_front_of_rabbitmq_stomp_is_relayed_where_its_port_is_given(tmp_path)
             converse(port(server))
             for url in (f"ws://127.0.0.1:{port(server, 'web-stomp', 'ws')}/ws", f"ws://127.0.0.1:{server.ws_port}/ws/stomp"):
                 seen = stompjs(url, "web")
-                # Bytes of the upstream come as binary messages, whatever they are.
+                # The upstream's bytes arrive as binary messages, whatever they are.
                 assert {**seen, "text": EVERYTHING["text"]} == EVERYTHING
             server.stop()
     finally:

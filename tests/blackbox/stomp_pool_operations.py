@@ -1,4 +1,5 @@
-"""In front of an upstream STOMP clients are shown, limited, logged, closed and drained as AMQP clients are, and their passwords are shown nowhere."""
+"""In front of an upstream STOMP clients are listed, limited, logged, closed and drained like AMQP clients, and their
+passwords are never shown."""
 
 import contextlib
 import signal
@@ -77,7 +78,7 @@ def test_a_client_is_listed_with_its_upstream_connections_and_can_be_closed(tmp_
         [[name, *described]] = ctl.rows("list_connections", *columns)
         assert described == ["guest", "/", "STOMP 1.2"]
         assert ctl.rows("list_clients", *columns) == [[name, *described]]
-        # Beside it there may be for a moment the one on which the login was verified.
+        # Another connection that verified the login may exist for a moment.
         wait_until(lambda: len(ctl.json("list_upstream_connections", "name")) == 1)
         [serving] = ctl.json("list_upstream_connections", "name")
         assert ctl.json("list_clients", "upstream_connections") == [{"upstream_connections": [serving["name"]]}]
@@ -191,7 +192,7 @@ def test_a_drain_sends_pending_receipts_and_then_errors_to_all_clients(tmp_path)
         assert all(wire.frame() is None for wire in (idle, subscriber, publisher))
         assert server.child.wait() == 0, server.tail()
         assert receipts == [str(number) for number in range(len(receipts))]
-        # Each receipt tells of a message that is upstream.
+        # Each receipt means that the message is upstream.
         [[messages]] = Ctl(broker.http).rows("list_queues", "messages")
         assert len(receipts) <= int(messages) <= 500
 
@@ -232,7 +233,7 @@ def test_passwords_of_stomp_clients_are_never_shown(tmp_path, targets):
             assert all("secretive" in each for each in shown)
             with urllib.request.urlopen(server.http + "/metrics", timeout=PATIENCE) as answer:
                 shown.append(answer.read().decode())
-            # The user's login is refused when it is tried again.
+            # The new login is refused upstream.
             upstream.control("change_password", "secretive", "another")
             upstream.control("close_all_user_connections", "secretive", "changed")
             server.child.wait_line("upstream refused multiplexed subscriptions")

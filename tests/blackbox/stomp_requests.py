@@ -1,5 +1,5 @@
-"""Requests and answers by STOMP, /temp-queue/ and /reply-queue/, as RabbitMQ's adapter has them; and AMQP's direct reply-to,
-answered by STOMP clients."""
+"""Requests and replies over STOMP, with /temp-queue/ and /reply-queue/, as in RabbitMQ's adapter; and STOMP replies to
+AMQP's direct reply-to."""
 
 import contextlib
 
@@ -21,7 +21,7 @@ def broker(request, tmp_path_factory):
 
 @pytest.fixture
 def clients(broker):
-    """Makes clients, and closes them in the end."""
+    """Creates clients, and closes them at the end."""
     with contextlib.ExitStack() as stack:
 
         def make():
@@ -34,7 +34,7 @@ def clients(broker):
 
 @pytest.fixture
 def name(request):
-    """A queue of the test's own."""
+    """A queue for the test."""
     return "q-" + "".join(character if character.isalnum() else "-" for character in request.node.name)
 
 
@@ -57,12 +57,12 @@ def test_each_temporary_queue_is_its_own_and_each_connections(clients, name):
         got = {(answer.headers["subscription"], answer.body) for answer in answers}
         assert got == {(f"/temp-queue/{own}", f"to {number} {own}") for own in ("a", "b")}
         assert {answer.headers["correlation-id"] for answer in answers} == {"c"}
-        # Nobody has to acknowledge it.
+        # No acknowledgement is required.
         assert not any("ack" in answer.headers for answer in answers)
 
 
 def is_gone(broker, queue):
-    """Whether a queue is gone, an exclusive one of another connection included."""
+    """Whether a queue is gone, including another connection's exclusive queue."""
     with broker.channel() as channel:
         try:
             channel.queue_declare(queue, passive=True)
@@ -77,7 +77,8 @@ def test_a_reply_to_a_disconnected_client_is_dropped_silently(broker, clients, n
     ask(asker, name, "question", "/temp-queue/x")
     question = answerer.message()
     asker.do("disconnect")
-    # Its queue goes with it; a receipt comes all the same. While RabbitMQ 4 deletes it, it refuses what is sent there.
+    # Its reply queue is deleted with it; the receipt still arrives. While RabbitMQ 4 deletes the queue, it refuses messages to
+    # it.
     wait_until(lambda: is_gone(broker, question.headers["reply-to"].rpartition("/")[2]))
     answerer.send(question.headers["reply-to"], "too late")
     assert answerer.heard("error") == 0
@@ -87,7 +88,7 @@ def test_a_request_in_a_transaction_is_sent_when_that_is_committed(clients, name
     asker, answerer = clients(), clients()
     answerer.subscribe(f"/queue/{name}")
     asker.do("begin", "t")
-    # Its receipt would come with the transaction's end.
+    # Its receipt would come at the end of the transaction.
     asker.connection.send(f"/queue/{name}", "question", headers={"reply-to": "/temp-queue/x", "transaction": "t"})
     asker.do("commit", "t")
     answerer.send(answerer.message().headers["reply-to"], "answer")

@@ -1,4 +1,4 @@
-"""A new process takes the place of a running one, and no client is refused at any moment."""
+"""A new process takes over from a running one, and no client is refused at any moment."""
 
 import contextlib
 import json
@@ -38,7 +38,7 @@ def test_a_second_start_takes_over_from_a_pool(tmp_path, targets):
             callers.go_on()
             with pika.BlockingConnection(pika.URLParameters(new.uri)) as again:
                 again.channel()
-            # Whoever was in the middle of a login has come in, too.
+            # Clients in the middle of a login were served, too.
             assert callers.troubles == []
             client.channel()
             client.close()
@@ -101,11 +101,11 @@ def test_the_death_of_the_old_process_does_not_keep_the_new_one_from_serving(tmp
     amqp, http = free_ports(2)
     all_flags = flags(amqp, http, "--upstream", f"amqp://127.0.0.1:{targets.upstream.port}")
     with leveret(tmp_path / "old", *all_flags) as old:
-        # Frozen it is there, and says nothing.
+        # A frozen process exists but does not answer.
         with frozen(old.child):
             with leveret(tmp_path / "new", *all_flags, "--take-over", wait=False) as new:
                 old.kill()
-                # It had given nothing away, so the address is free.
+                # It had handed nothing over, so the address is free.
                 new.child.wait_line("^amqp +listening")
                 with Wire(amqp) as wire:
                     wire.handshake()
@@ -122,12 +122,12 @@ def test_without_a_process_to_take_over_from_it_just_starts(tmp_path):
 
 
 def test_another_address_needs_no_predecessor(tmp_path):
-    """Processes with other listeners are not in each other's way."""
+    """Processes with other listeners do not interfere."""
     with leveret(tmp_path / "one", "--data-dir", "off") as one, leveret(tmp_path / "two", "--take-over", "--data-dir", "off"):
         one.check()
 
 
-# Asks as a successor does.
+# Connects like a successor.
 STRANGER = """
 import socket, sys
 with socket.socket(socket.AF_UNIX) as stranger:
@@ -152,7 +152,7 @@ def test_another_user_gets_nothing(tmp_path):
 
 
 def ends(server):
-    """Whether the process ends well. Its output goes on, for it is its successor's as well."""
+    """Whether the process exits with success. Its output continues, because its successor shares it."""
     return server.child.process.wait(PATIENCE) == 0
 
 
@@ -243,7 +243,7 @@ def test_a_stop_in_the_middle_of_an_upgrade_ends_both_processes(tmp_path, has_ma
 
 @contextlib.contextmanager
 def shutting_down(tmp_path, end):
-    """A server that waits for its last client, and whose program has been replaced. It must end well."""
+    """A server that waits for its last client, and whose binary was replaced; asserts that it exits with success."""
     program = tmp_path / "leveret"
     shutil.copy(binary(), program)
     waiting = ("--data-dir", "off", "--drain-timeout", "1h", "--drain-idle-timeout", "1h")
@@ -255,7 +255,7 @@ def shutting_down(tmp_path, end):
         try:
             yield server
             client.send_method(0, CONNECTION_CLOSE_OK)
-            # That of the replaced file does not count.
+            # The replaced binary's processes do not count.
             assert ends(server) and running(program) == []
         finally:
             end_processes(running(program))
@@ -275,9 +275,9 @@ def test_a_successor_that_cannot_start_changes_nothing(tmp_path, has_manager):
         other.replace(program)
         told = Ctl(server.http).fails("upgrade")
         assert f"the successor has ended, and the server continues: {'its log says why' if has_manager else 'exit status: 3'}" in told
-        # systemd kills a main process without waiting for its drain if it was no child of its own when it became that.
+        # At a stop, systemd kills a main process that was not its child at once, without waiting for the drain.
         assert (int((tmp_path / "parent").read_text()) == server.pid) == (not has_manager)
-        # Stopped while clients come, its listeners would be kept by the manager, where nobody answers.
+        # If it were stopped while clients connect, the manager would keep its listeners, where nobody answers.
         callers.go_on()
         assert callers.troubles == []
 
@@ -286,7 +286,7 @@ QUESTIONS = ("user", "vhost", "resource", "topic")
 HTTP = [word for what in QUESTIONS for word in (f"--auth-http-{what}-path", "https://127.0.0.1:1/")]
 OAUTH = ["--auth-backends", "internal", "--auth-backends", "oauth2", "--oauth2-resource-server-id", "r"]
 
-# Files of a directory, after the flags that name them.
+# Files in a directory, with the flags that name them.
 NAMED_FILES = {
     "access_log": ["--access-log", "access.log"],
     "oauth2_jwks": [*OAUTH, "--oauth2-jwks", "keys.json"],
@@ -298,7 +298,7 @@ NAMED_FILES = {
 
 @pytest.mark.parametrize("setting", NAMED_FILES)
 def test_a_successor_that_cannot_use_a_file_lets_the_old_process_go_on(tmp_path, targets, setting):
-    """One at a time can use the data directory, so the old process has to end before the new one can serve."""
+    """Only one process can use the data directory, so the old process must exit before the new one can serve."""
     ca = TestCa(tmp_path / "files")
     (ca.directory / "keys.json").write_text(json.dumps({"keys": [Key("EdDSA").published()]}))
     (ca.directory / "identities.toml").write_text("")
@@ -337,7 +337,7 @@ def test_a_mistake_in_the_definitions_ends_the_successor_alone(tmp_path):
 
 
 def test_definitions_of_existing_objects_do_not_stop_an_upgrade(tmp_path):
-    """A queue that is there is left as it is, whatever the file says of it."""
+    """An existing queue is left unchanged, whatever the file says."""
     with of_definitions(tmp_path) as (server, program, callers, define):
         Ctl(server.http)("add_vhost", "v")
         define(policies=[{**POLICY, "vhost": "v"}], queues=[{**QUEUE, "arguments": {"x-max-length": -1}}])
@@ -357,7 +357,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("of", MISTAKES)
 def test_a_mistake_in_the_topology_ends_the_successor_alone(tmp_path, of):
-    """Whether it can be declared depends on what the broker has, which the old process tells."""
+    """Whether it can be declared depends on the objects of the broker, for which the successor asks the old process."""
     with of_definitions(tmp_path) as (server, program, callers, define):
         define(**MISTAKES[of])
         assert "the successor has ended, and the server continues: exit status: 2" in Ctl(server.http).fails("upgrade")
@@ -367,11 +367,11 @@ def test_a_mistake_in_the_topology_ends_the_successor_alone(tmp_path, of):
 
 
 def test_an_upgrade_that_ends_both_processes_is_reported_at_once(tmp_path):
-    """A data directory that cannot be used is found when the old process has ended."""
+    """A data directory that cannot be used is found only after the old process has exited."""
     with of_definitions(tmp_path) as (server, program, callers, define):
         catalogue = tmp_path / "data" / "definitions.redb"
         assert catalogue.exists()
-        # The old process has its files open, and needs no name of them.
+        # The old process has its files open and does not need their names.
         catalogue.unlink()
         catalogue.mkdir()
         assert "nobody serves; the log says why" in Ctl(server.http).fails("upgrade")
@@ -380,7 +380,7 @@ def test_an_upgrade_that_ends_both_processes_is_reported_at_once(tmp_path):
 
 @contextlib.contextmanager
 def of_definitions(tmp_path):
-    """A broker that loads a file at every start, and what writes the file."""
+    """A broker that loads a file at every start, and a function that writes the file."""
     file = tmp_path / "definitions.json"
 
     def define(queues=(QUEUE,), **sections):
@@ -409,13 +409,13 @@ def test_sockets_of_a_service_manager_are_used(tmp_path):
     [http] = free_ports(1)
     with socket.create_server(("127.0.0.1", 0)) as kept:
         port = kept.getsockname()[1]
-        # A client that comes before the service does waits for it.
+        # A client that connects before the service starts waits for it.
         early = Wire(port)
         server = activated(tmp_path / "leveret.log", kept, *flags(port, http))
         try:
             early.handshake().close()
             server.kill()
-            # So does one that comes while it is away.
+            # So does one that connects while it is down.
             late = Wire(port)
             server = activated(tmp_path / "again.log", kept, *flags(port, http))
             late.handshake().close()
@@ -457,7 +457,7 @@ def test_the_service_manager_gets_sockets_to_keep_and_the_new_main_pid(tmp_path)
 
 
 def activated(log, kept, *addresses):
-    """A server that is given a socket as sd_listen_fds(3) describes."""
+    """A server that inherits a socket as in sd_listen_fds(3)."""
     passing = f'exec 3<&{kept.fileno()}; LISTEN_PID=$$ LISTEN_FDS=1 exec "$@"'
     quiet = [word for name in OPTIONAL_LISTENERS for word in (name, "off")]
     argv = ["bash", "-c", passing, "bash", binary(), "serve", "--data-dir", "off", *quiet, *addresses]

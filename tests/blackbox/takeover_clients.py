@@ -1,4 +1,4 @@
-"""Clients of a pool go on in the process that takes over, on their sockets, and notice nothing."""
+"""A pool's clients continue in the process that takes over, on the same sockets, without noticing."""
 
 import contextlib
 import os
@@ -48,15 +48,15 @@ class Succession:
         return self.stack.enter_context(leveret(self.directory / str(self.count), *self.flags, *more))
 
     def start_successor(self):
-        """Returns when it serves; the process before hands its clients over then."""
-        # One that has just taken over is found once the process before it has gone out of the way.
+        """Returns once it serves; the old process then hands its clients over."""
+        # A new process can be found once its predecessor has released the takeover socket.
         address = f"@leveret-takeover/{os.geteuid()}/amqp/127.0.0.1:{self.now.port}"
         wait_until(lambda: address in Path("/proc/net/unix").read_text())
         self.now = self._start("--take-over")
         return self.now
 
     def upgrade(self):
-        """Returns when the process before has ended."""
+        """Returns once the old process has exited."""
         before, after = self.now, self.start_successor()
         assert before.child.wait() == 0
         return after
@@ -70,7 +70,7 @@ def succession(tmp_path, targets):
 
 @pytest.fixture
 def queue(targets):
-    """A durable queue of the test's own."""
+    """A durable queue for the test."""
     name = "takeover-clients"
     with pika.BlockingConnection(pika.URLParameters(targets.upstream.uri)) as direct:
         channel = direct.channel()
@@ -81,7 +81,7 @@ def queue(targets):
 
 
 class Application:
-    """A pika client that publishes to a queue of its own with confirms, and consumes from it with acknowledgements."""
+    """A pika client that publishes to its own queue with confirms, and consumes with acknowledgements."""
 
     def __init__(self, uri, number):
         self.connection = pika.BlockingConnection(pika.URLParameters(uri))
@@ -96,7 +96,7 @@ class Application:
     def _take(self, channel, method, properties, body):
         self.tags += 1
         assert method.delivery_tag == self.tags
-        # What was delivered and not acknowledged when its process went comes again, as after the loss of a connection.
+        # Unacknowledged deliveries are redelivered after a takeover, as after the loss of a connection.
         if int(body) in self.seen[-5:]:
             assert method.redelivered
         else:
@@ -127,7 +127,7 @@ def test_a_client_publishes_and_consumes_through_three_upgrades(succession):
 
 
 def test_clients_of_two_upgrades_at_once_end_up_in_the_last_process(succession):
-    """The second successor takes over from the first while that still gets clients."""
+    """The second successor takes over from the first one while that is still receiving clients."""
     applications = [Application(succession.now.uri, f"twice-{number}") for number in range(20)]
     first, second = succession.now, succession.start_successor()
     third = succession.start_successor()
@@ -146,7 +146,7 @@ def test_a_message_of_which_a_part_has_come_arrives_whole(succession, queue):
     whole = frame(METHOD, 1, publish) + frame(HEADER, 1, header) + b"".join(frame(BODY, 1, piece) for piece in pieces)
     with Wire(succession.now.port) as client:
         client.handshake().open_channel()
-        # Cut in the middle of a frame each time.
+        # Split in the middle of a frame each time.
         for part in (whole[:10], whole[10:150_000], whole[150_000:300_000]):
             client.send(part)
             succession.upgrade()
@@ -184,7 +184,7 @@ def test_buffered_messages_of_a_slow_client_are_delivered_after_an_upgrade(succe
             filler.basic_publish("", queue, b"%d " % number + body)
         channel, seen = client.channel(), []
         channel.basic_consume(queue, lambda _, method, properties, body: seen.append(int(body.split()[0])), auto_ack=True)
-        # More than the sockets take waits in the old process.
+        # More than the sockets buffer is pending in the old process.
         wait_until(lambda: metric(succession.now, "leveret_upstream_unread_bytes") > 0)
         succession.upgrade()
         while len(seen) < messages:
@@ -219,7 +219,7 @@ def test_clients_stay_behind_when_the_successor_is_in_front_of_another_broker(su
 
 
 def test_a_successor_that_knows_no_clients_gets_none(succession):
-    """One of an earlier release, which asks for the place alone."""
+    """A successor of an earlier release, which only takes the listening sockets."""
     with socket.socket(socket.AF_UNIX) as successor, pika.BlockingConnection(pika.URLParameters(succession.now.uri)) as client:
         address = f"\0leveret-takeover/{os.geteuid()}/amqp/127.0.0.1:{succession.now.port}"
         successor.connect(address)
@@ -244,7 +244,7 @@ def test_clients_are_closed_and_the_process_ends_if_the_successor_dies(successio
         while not successor.recv(4096).endswith(b"\n"):
             pass
         successor.sendall(b'{"at_once":false,"clients":{"format":1,"upstreams":%s}}\n' % upstreams.encode())
-        # The first bytes of a client, and then no answer.
+        # A client's first bytes are answered, the later ones are not.
         seen = b""
         while b'"bytes"' not in seen:
             seen += successor.recv(4096)
@@ -257,7 +257,7 @@ def test_clients_are_closed_and_the_process_ends_if_the_successor_dies(successio
 
 
 def test_many_clients_go_through_many_upgrades(succession, queue):
-    """`make upgrades` has 1,000 of them go through ten."""
+    """`make upgrades` runs ten upgrades with 1,000 clients."""
     clients, upgrades = (int(os.environ.get(name, usual)) for name, usual in [("UPGRADED_CLIENTS", 30), ("UPGRADES", 3)])
     over, troubles = threading.Event(), []
 
@@ -289,7 +289,7 @@ def test_many_clients_go_through_many_upgrades(succession, queue):
             for publisher in publishers:
                 publisher.send(queue, range(upgrade * 100, upgrade * 100 + 100))
             succession.upgrade()
-            # Callers in the middle of their login may be among them.
+            # Clients in the middle of a login may be among them.
             wait_until(lambda: metric(succession.now, "leveret_connections_resumed_total") >= clients + len(publishers))
             callers.go_on()
             for publisher in publishers:
@@ -306,5 +306,5 @@ def test_many_clients_go_through_many_upgrades(succession, queue):
     assert sorted(found) == sorted(list(range(upgrades * 100)) * len(COMMANDS))
 
 
-# Of the tests' process: more would only wait for each other.
+# Threads of the test process: more would only wait for each other.
 THREADS = 5

@@ -1,5 +1,5 @@
-"""A process takes over from a pool with a spool, whose directory one at a time can use, while the link to the broker stands still:
-publishers go on in front of the new one, nothing confirmed is lost, and messages come in order."""
+"""A process takes over from a pool with a spool, whose directory only one process can use, while the link to the broker is
+stalled: publishers continue at the new process, no confirmed message is lost, and the order is kept."""
 
 import contextlib
 import threading
@@ -22,7 +22,7 @@ PERSISTENT = pika.BasicProperties(delivery_mode=pika.DeliveryMode.Persistent)
 
 @pytest.fixture
 def broker(tmp_path):
-    # Without heartbeats nobody finds out that the link stands still.
+    # Without heartbeats the stall is not detected.
     with leveret(tmp_path / "broker", "--heartbeat", "0") as broker:
         yield broker
         broker.stop()
@@ -37,7 +37,7 @@ def direct(broker):
 
 
 class Publisher(threading.Thread):
-    """Publishes numbers one after the other, each until it is confirmed, and connects again when it is closed."""
+    """Publishes numbers one at a time, each until it is confirmed, and reconnects when it is closed."""
 
     def __init__(self, uri, name, over):
         super().__init__()
@@ -54,13 +54,13 @@ class Publisher(threading.Thread):
                     self.confirmed += 1
 
     def goes_on(self):
-        """Waits until some more are confirmed."""
+        """Waits until some more messages are confirmed."""
         before = self.confirmed
         wait_until(lambda: self.confirmed > before + 20)
 
 
 def arrived(channel):
-    """The numbers in the order in which they have come first, by publisher."""
+    """The numbers in the order of their first arrival, by publisher."""
     bodies = []
     while (got := channel.basic_get(QUEUE, auto_ack=True))[0] is not None:
         bodies.append(got[2].decode())
@@ -73,7 +73,7 @@ def arrived(channel):
 
 def test_an_upgrade_does_not_wait_for_an_upstream_that_stands_still(tmp_path, direct, link):
     amqp, http = free_ports(2)
-    # An upgrade that took as long would not end in the time of a test.
+    # Timeouts far longer than the test.
     patient = ["--drain-timeout", "1h", "--upstream-heartbeat", "0"]
     flags = ["--amqp", f"127.0.0.1:{amqp}", "--http", f"127.0.0.1:{http}", *patient]
     over = threading.Event()

@@ -1,4 +1,4 @@
-"""`make check` fails when the source breaks a rule that no compiler knows: each rule is broken once here, and kept once."""
+"""`make check` fails when the source breaks a style rule: each rule is violated once here, and obeyed once."""
 
 import sys
 from pathlib import Path
@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import tidy
 
 LIB = "crates/one/src/lib.rs"
-# A crate that keeps the rules that not all crates keep yet.
+# A crate to which every rule applies.
 STRICT = "crates/amqp/src/lib.rs"
 
 BREACHES = {

@@ -12,7 +12,7 @@ from harness.instances import leveret
 from scenarios.catalogue import EXPECTED
 from scenarios.left_out import expected_of
 
-# By way of TLS nothing else may come out: small and large messages, and both ways of being refused.
+# Scenarios whose result must be the same over TLS: small and large messages, and both kinds of refused logins.
 SCENARIOS = ["connect", "wrong_password", "wrong_vhost", "frame_max_131072", "ten_connections"]
 CLIENTS = ["go", "java"]
 
@@ -53,7 +53,7 @@ def test_the_answers_are_those_without_tls(drivers, server, ca, by, scenario):
 
 @pytest.mark.parametrize("by", CLIENTS)
 def test_a_name_is_answered_by_its_certificate(drivers, server, ca, by):
-    # No certificate is for the address, so that it is the name that has to fit.
+    # The certificates have no IP address, so the host name must match.
     named = lambda name: uri(server, ca, host="127.0.0.1", server_name_indication=name)
     assert drivers[by].observe("connect", named("second.example")) == expected_of(by, EXPECTED)["connect"]
     with pytest.raises(AssertionError, match="certificate|subject alternative"):

@@ -1,4 +1,4 @@
-"""Certificates that expire soon are told: by the health check, as RabbitMQ's tells it, by a metric, and in the log."""
+"""Certificates that expire soon are reported by the health check (as in RabbitMQ), by a metric, and in the log."""
 
 import signal
 
@@ -26,7 +26,7 @@ def tls(*pairs):
 
 
 def expiring(management, within, unit):
-    """The listeners whose certificates expire in that time, with their files."""
+    """The listeners whose certificates expire within that time, with their files."""
     status, _, body = management.ask("GET", f"{CHECK}/{within}/{unit}")
     if status == 200:
         assert body == {"status": "ok"}
@@ -95,7 +95,7 @@ def test_a_reload_is_seen_by_the_check_the_metric_and_in_the_log(tmp_path, ca):
 
 
 def expires(management, pair):
-    """When the certificate ends, by the metric, whose labels name listener and file."""
+    """The certificate's expiry in the metric, whose labels name listener and file."""
     port = management.server.child.wait_line(r"^amqps +listening on amqps://127\.0\.0\.1:(\d+)").group(1)
     [(labels, value)] = scrape(management.url + "/metrics").families["leveret_certificate_expires_seconds"]
     assert labels == {"protocol": "amqp/ssl", "host": "127.0.0.1", "port": port, "certificate": str(pair.certificate)}
@@ -123,7 +123,7 @@ def test_the_answers_are_rabbitmqs(tmp_path, ca):
 
 
 def answer(management, question):
-    """Without what differs between any two servers."""
+    """The answer, without what differs between servers."""
     status, _, body = management.ask("GET", f"{CHECK}/{question}")
     for expired in body.get("expired", []):
         for key in ("node", "port"):

@@ -1,4 +1,4 @@
-"""The API, the dashboard, health and metrics over TLS: for programs, for `leveret ctl`, and in a real Chromium."""
+"""The API, the dashboard, health and metrics over TLS: for programs, for `leveret ctl`, and in Chromium."""
 
 import contextlib
 import http.client
@@ -21,7 +21,7 @@ from harness.metrics import wait_until
 from harness.patience import PATIENCE
 
 AUTHORIZATION = {"Authorization": "Basic " + b64encode(b"guest:guest").decode()}
-# More than the listener holds at once.
+# More than the listener's connection limit.
 STRANGERS = 300
 
 
@@ -32,7 +32,7 @@ def ca(tmp_path):
 
 @contextlib.contextmanager
 def over_tls(directory, pairs, *flags):
-    """A server whose `tls_port` is that of its HTTP listener over TLS, and `https` its URL."""
+    """A server whose `tls_port` is its HTTPS port, and `https` its URL."""
     files = [flag for certificate, key in pairs for flag in ("--tls-cert", certificate, "--tls-key", key)]
     with leveret(directory / "server", "--https", "127.0.0.1:0", *files, *flags) as server:
         server.tls_port = int(server.child.wait_line(r"^https +listening on https://127\.0\.0\.1:(\d+)$").group(1))
@@ -59,7 +59,7 @@ def ask(server, context, path, method="GET", **headers):
 
 
 def shown(server, context, name):
-    """The certificate that a client is shown which asks for a name."""
+    """The certificate for a server name (SNI)."""
     with socket.create_connection(("127.0.0.1", server.tls_port), timeout=PATIENCE) as plain:
         with context.wrap_socket(plain, server_hostname=name) as secured:
             return secured.getpeercert(binary_form=True)
@@ -95,7 +95,7 @@ def test_hsts_is_sent_only_over_tls(tmp_path, ca):
             assert (status, headers["strict-transport-security"]) == (expected, "max-age=31536000")
         plain = http.client.HTTPConnection(*server.http.removeprefix("http://").split(":"), timeout=PATIENCE)
         plain.request("GET", "/")
-        # Without TLS anybody could have said so (RFC 6797, section 7.2).
+        # Without TLS, an attacker could inject the header (RFC 6797, section 7.2).
         assert plain.getresponse().headers["strict-transport-security"] is None
         plain.close()
         server.stop()
@@ -138,7 +138,7 @@ def test_unfinished_handshakes_do_not_keep_other_clients_out(tmp_path, ca):
             if number % 2:
                 stranger.sendall(b"\x16\x03\x01\x02\x00\x01")
         assert ask(server, believing(ca), "/healthz")[0] == 200
-        # Nor does anybody who speaks without TLS, who is not answered.
+        # A client without TLS gets no answer either.
         with socket.create_connection(("127.0.0.1", server.tls_port), timeout=PATIENCE) as plain:
             plain.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
             with contextlib.suppress(ConnectionError):
@@ -165,7 +165,7 @@ def test_ctl_shows_a_certificate_where_one_is_required(tmp_path, ca):
         certificate, key = ca.issue("operator")
         assert "guest" in ctl("--ca", ca.file, "--cert", certificate, "--key", key, "list_users")
         told = ctl.fails("--ca", ca.file, "list_users")
-        # If the server's reason does not come before its end does, it is only the end that is told.
+        # If the connection closes before the alert arrives, only the close is reported.
         assert re.search("it requires a certificate of ours|reset|pipe|closed", told)
         told = ctl.fails("--ca", ca.file, "--cert", certificate, "list_users", code=2)
         assert told == "--cert and --key are needed together"
@@ -204,7 +204,7 @@ def test_the_settings_are_printed(tmp_path):
 
 
 class OverTls:
-    """A server as the dashboard's visitor finds it."""
+    """An HTTPS server in the dashboard's tests."""
 
     def __init__(self, server):
         self.http = f"https://127.0.0.1:{server.tls_port}"

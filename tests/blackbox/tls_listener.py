@@ -1,4 +1,4 @@
-"""AMQP over TLS: certificates by name, client certificates as logins, and a reload that disturbs nobody."""
+"""AMQP over TLS: certificates by SNI, logins with client certificates, and a reload that affects no connection."""
 
 import contextlib
 import json
@@ -61,14 +61,14 @@ def connected(*arguments, **options):
 
 
 class OverTls(Wire):
-    """Frames by hand, over a socket that has its TLS handshake behind it."""
+    """A `Wire` over TLS."""
 
     def __init__(self, secured):
         self.socket, self.pending = secured, b""
 
 
 def shown(server, context, name):
-    """The certificate that a client is shown which asks for a name."""
+    """The certificate for a server name (SNI)."""
     with socket.create_connection(("127.0.0.1", port_of(server)), timeout=PATIENCE) as plain:
         with context.wrap_socket(plain, server_hostname=name) as secured:
             return secured.getpeercert(binary_form=True)
@@ -91,7 +91,7 @@ def test_messages_of_every_size_pass_over_tls(tmp_path, ca):
         with connected(server, context_for(ca)) as connection:
             for size in (0, 1, 16_384, 1_000_000):
                 round_trip(connection, b"x" * size)
-        # The plain listener is as it was.
+        # The listener without TLS is unaffected.
         Wire(server.port).handshake()
 
 
@@ -134,7 +134,7 @@ def test_plain_bytes_at_the_tls_port_and_tls_at_the_plain_port_end_cleanly(tmp_p
 
 
 def test_a_handshake_that_is_never_finished_is_cut_off_and_holds_up_nobody(tmp_path, ca):
-    # What a busy machine does not need for a login.
+    # More than a busy machine needs for a login.
     with over_tls(tmp_path, [ca.issue("server")], "--handshake-timeout", "5s") as server:
         idle = [Wire(port_of(server)) for _ in range(50)]
         for wire in idle[::2]:
@@ -197,7 +197,7 @@ def test_a_file_that_cannot_be_used_keeps_the_old_contents_of_all_files_in_use(t
 
 
 def definitions(directory, *users):
-    """A file with users that have no passwords, and all permissions."""
+    """A file with users without passwords, and all permissions."""
     everything = {"vhost": "/", "configure": ".*", "write": ".*", "read": ".*"}
     path = directory / "definitions.json"
     path.write_text(
@@ -226,7 +226,7 @@ def test_a_client_certificate_is_a_login(tmp_path, ca):
         server.child.wait_line("connection opened.*CN=worker,O=Hares")
         with pytest.raises(pika.exceptions.ProbableAuthenticationError, match="mechanism EXTERNAL"):
             pika.BlockingConnection(parameters(server, context_for(ca, unknown), External()))
-        # Without a certificate the mechanism is not even offered.
+        # Without a certificate, EXTERNAL is not offered.
         with pytest.raises(pika.exceptions.AMQPConnectionError):
             pika.BlockingConnection(parameters(server, context_for(ca), External()))
 

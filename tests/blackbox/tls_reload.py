@@ -1,4 +1,5 @@
-"""Certificates are replaced under Java and Go clients: who is connected goes on, who comes sees the new one."""
+"""Certificates are replaced while Java and Go clients are connected: open connections continue, new ones see the new
+certificate."""
 
 import signal
 import subprocess
@@ -16,7 +17,7 @@ CLIENTS = ["java", "go"]
 
 
 class Holder:
-    """A client with one connection, through which words go while it lasts."""
+    """A client with one connection, which publishes words while it is open."""
 
     def __init__(self, by, uri, directory):
         self.child = Child([*HOLDING[by], uri], directory / f"{by}.log", stdin=subprocess.PIPE)
@@ -33,7 +34,7 @@ class Holder:
 
 
 def test_sessions_go_on_and_new_ones_see_the_new_certificate(tmp_path, drivers):
-    # The files are the same, what is in them is issued by another CA: a client that trusts one does not trust the other.
+    # The same file names, but issued by another CA: a client that trusts one does not trust the other.
     old, new = TestCa(tmp_path / "old", "old"), TestCa(tmp_path / "new", "new")
     pair = old.issue("server", ["localhost"])
     files = ["--tls-cert", pair.certificate, "--tls-key", pair.key]
@@ -51,7 +52,7 @@ def test_sessions_go_on_and_new_ones_see_the_new_certificate(tmp_path, drivers):
                 refused(drivers[by], uri_of(old))
                 holder.say("after")
 
-            # What cannot be used changes nothing, for anybody.
+            # Unusable files change nothing, for any client.
             pair.key.write_text("no key")
             server.child.send(signal.SIGHUP)
             server.child.wait_line("SIGHUP: files not reloaded.*tls_key: ")
@@ -66,10 +67,10 @@ def test_sessions_go_on_and_new_ones_see_the_new_certificate(tmp_path, drivers):
 
 
 def replace(server, pair, other):
-    """Puts the other pair into the files, and has them read; returns when that is done."""
+    """Replaces the files by the other pair, and reloads; returns once that is done."""
     pair.certificate.write_bytes(other.certificate.read_bytes())
     pair.key.write_bytes(other.key.read_bytes())
-    # The line of the start, for which no step of the start waits.
+    # The startup logs this line, too, possibly late.
     server.child.wait_line("TLS certificate loaded")
     before = len(server.child.lines)
     server.child.send(signal.SIGHUP)

@@ -1,4 +1,4 @@
-"""amqps:// to a real RabbitMQ: verified, and clear about what is wrong when it cannot be."""
+"""amqps:// to a RabbitMQ: verified, with clear errors if verification fails."""
 
 import pika
 import pika.exceptions
@@ -11,7 +11,7 @@ from harness.rabbitmq import RabbitMq
 
 
 class TlsUpstream:
-    """A RabbitMQ that asks for client certificates, and the CA that it and its clients trust."""
+    """A RabbitMQ that requires client certificates, and the CA that both sides trust."""
 
     def __init__(self, directory):
         self.ca = TestCa(directory / "certificates")
@@ -102,7 +102,7 @@ def test_an_upstream_that_does_not_speak_tls_is_named(tmp_path, upstream):
 def test_an_expired_certificate_is_named(tmp_path):
     ca = TestCa(tmp_path / "certificates")
     pair = ca.issue("broker", expired=True)
-    # Leveret's own listener stands in for the broker: it warns, and serves.
+    # Leveret's own listener acts as the broker: the pool warns, and serves.
     files = ["--amqps", "127.0.0.1:0", "--tls-cert", pair.certificate, "--tls-key", pair.key]
     with leveret(tmp_path / "broker", *files) as broker:
         broker.child.wait_line("WARN.*TLS certificate loaded, but")

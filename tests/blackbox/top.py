@@ -1,5 +1,5 @@
-"""`leveret top` shows a broker, a pool and a RabbitMQ in a terminal, follows its keys, outlives a restart of the server, and
-prints what there is to see where there is no terminal."""
+"""`leveret top` shows a broker, a pool and a RabbitMQ in a terminal, handles its keys, survives a restart of the server, and
+prints a snapshot if there is no terminal."""
 
 import contextlib
 import fcntl
@@ -31,7 +31,7 @@ READY = 7
 
 @contextlib.contextmanager
 def filled(uri):
-    """A connection whose channel has filled a queue, for the length of a `with`."""
+    """A connection that has published to a queue, for the length of a `with`."""
     with pika.BlockingConnection(pika.URLParameters(uri)) as connection:
         channel = connection.channel()
         for name in ["empty", "orders"]:
@@ -69,7 +69,7 @@ def once(url, **env):
 
 
 def row(lines, name):
-    """The words of the line that begins with the virtual host and this name, of which there is one at most."""
+    """The words of the line with the virtual host and this name; there is at most one."""
     found = [words for words in map(str.split, lines) if words[1:2] == [name]]
     assert len(found) <= 1, found
     return found[0] if found else []
@@ -80,7 +80,7 @@ def test_it_prints_the_queues_the_longest_first(request, kind):
     server = request.getfixturevalue(kind)
     counts = f"Ready {READY}   Unacked 0   Connections 1"
     with filled(server.uri):
-        # RabbitMQ counts some time later, queues and all of it apart.
+        # RabbitMQ updates queue statistics and totals separately, with a delay.
         wait_until(lambda: row(lines := once(server.http), "orders")[4:6] == [str(READY), "0"] and counts in "\n".join(lines))
         lines = once(server.http)
     assert lines[0].startswith(f"{server.http}  {'Leveret' if kind == 'broker' else 'RabbitMQ'} ")
@@ -99,10 +99,10 @@ def test_once_prints_the_clients_of_a_pool_and_its_upstream_traffic(pool):
 
 
 class Screen:
-    """The program in a terminal, as a person sees it."""
+    """The program in a terminal, as a user sees it."""
 
     def __init__(self, *arguments):
-        # One thread feeds the screen, another looks at it.
+        # One thread feeds the screen, another reads it.
         self.lock = threading.Lock()
         self.screen = pyte.Screen(COLUMNS, LINES)
         self.stream = pyte.ByteStream(self.screen)
@@ -111,7 +111,7 @@ class Screen:
         self.modes = termios.tcgetattr(inside)
         environment = clean_environment(TERM="xterm-256color")
         argv = [binary(), "top", "--interval", "0.1", *arguments]
-        # Ended with the tests, even should they be killed.
+        # Killed with the test run, even if that is killed itself.
         argv = ["setpriv", "--pdeathsig", "KILL", "--", *argv]
         self.child = subprocess.Popen(argv, stdin=inside, stdout=inside, stderr=inside, env=environment, start_new_session=True)
         self.inside = inside
@@ -120,7 +120,7 @@ class Screen:
         self.reader.start()
 
     def follow(self):
-        """A screen that could not be followed any more must not look like a program that hangs."""
+        """Distinguishes a screen that cannot be parsed from a program that hangs."""
         try:
             self.read()
         except Exception as problem:
@@ -130,7 +130,7 @@ class Screen:
         before = b""
         with contextlib.suppress(OSError):
             while data := os.read(self.terminal, 65536):
-                # It may ask where the cursor is.
+                # The program may query the cursor position.
                 if (asked := b"\x1b[6n") in (seen := before + data):
                     os.write(self.terminal, b"\x1b[1;1R")
                     seen = seen.rpartition(asked)[2]
@@ -158,7 +158,7 @@ class Screen:
 
     @contextlib.contextmanager
     def seen(self):
-        """Prints the screen if what is awaited in it does not come."""
+        """Prints the screen if the expected content does not appear."""
         try:
             yield
         except AssertionError:
@@ -170,7 +170,7 @@ class Screen:
 
     def ends(self, code=0):
         assert self.child.wait(PATIENCE) == code
-        # The shell behind it finds the terminal as it was.
+        # The terminal modes are restored for the shell.
         assert termios.tcgetattr(self.inside) == self.modes
 
     def close(self):
@@ -183,7 +183,7 @@ class Screen:
 
 @pytest.fixture
 def screens():
-    """Starts the program in terminals, which are closed in the end."""
+    """Starts the program in terminals, which are closed at the end."""
     with contextlib.ExitStack() as stack:
 
         def start(*arguments):
@@ -198,7 +198,7 @@ def test_keys_filter_sort_and_switch_views(broker, screens):
     with filled(broker.uri) as channel:
         screen = screens("--url", broker.http)
         screen.shows("orders", "empty", "1 Queues", f"Ready {READY}")
-        # Live: what is published is there a moment later.
+        # A published message appears a moment later.
         channel.basic_publish("", "orders", b"x")
         screen.shows(f"Ready {READY + 1}")
         screen.press("/ord\r")
@@ -214,7 +214,7 @@ def test_keys_filter_sort_and_switch_views(broker, screens):
         screen.shows("memory limit")
         screen.press("p")
         screen.shows("paused")
-        # What is asked for meanwhile is shown as it is at that time.
+        # A table selected while paused is shown with its current content.
         screen.press("1")
         screen.shows("paused", "orders", "ready▼")
         screen.press("p")
@@ -237,7 +237,7 @@ def test_ctrl_c_ends_it_and_a_terminal_may_change_its_size(broker, screens):
 def test_a_key_pressed_during_a_terminal_resize_is_processed(broker, screens):
     screen = screens("--url", broker.http)
     screen.shows("Publish", "arrows scroll")
-    # Several changes, so that one is told while the one before it is still looked at.
+    # Several changes, so that one arrives while the previous one is being read.
     for _ in range(100):
         for lines in [30, LINES, 30, LINES]:
             screen.resize(lines, COLUMNS)

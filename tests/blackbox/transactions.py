@@ -1,4 +1,4 @@
-"""A transaction's messages take the routes that they had when they were published, and a full queue fails the commit."""
+"""A transaction's messages are routed when they are published, and a full queue fails the commit."""
 
 import contextlib
 
@@ -39,7 +39,7 @@ def channel(target):
 
 
 def publish(channel, *published, **options):
-    """Returns when the server has routed them: it answers in order."""
+    """Returns once the server has routed the messages: it answers in order."""
     for exchange, key, body in published:
         channel.basic_publish(exchange, key, body, **options)
     channel.exchange_declare("amq.fanout", passive=True)
@@ -50,7 +50,7 @@ def drain(channel, queue):
 
 
 def comes(channel, queue, bodies):
-    """RabbitMQ answers a commit before its queues can be looked into."""
+    """Waits, because RabbitMQ answers a commit before its messages are in the queues."""
     wait_until(lambda: channel.queue_declare(queue, passive=True).method.message_count == len(bodies))
     assert drain(channel, queue) == bodies
 
@@ -62,7 +62,7 @@ def test_bindings_that_change_before_the_commit_change_no_route(observer, channe
     observer.queue_bind(OTHER, EXCHANGE)
     channel.tx_commit()
     comes(observer, QUEUE, [b"before"])
-    # The route of a transaction that is over is not used again.
+    # Routes of a finished transaction are not reused.
     publish(channel, (EXCHANGE, "", b"after"))
     channel.tx_commit()
     comes(observer, OTHER, [b"after"])
@@ -104,7 +104,7 @@ def test_a_queue_that_is_declared_again_before_the_commit_gets_the_messages(obse
     observer.queue_delete(QUEUE)
     observer.queue_declare(QUEUE, **declare)
     if target_name == "rabbitmq4" and arguments["x-queue-type"] == "classic":
-        # On purpose (docs/compatibility.md).
+        # Intended (docs/compatibility.md).
         with pytest.raises(pika.exceptions.ChannelClosedByBroker):
             channel.tx_commit()
     else:

@@ -1,4 +1,4 @@
-"""The tutorials work as they are written, in a shell."""
+"""The tutorials' commands work as written, in a shell."""
 
 import os
 import re
@@ -34,11 +34,11 @@ def moved(text, changes):
 def test_a_first_broker_keeps_its_messages_when_it_is_killed(reader):
     page = HowTo("broker", TUTORIALS)
     [amqp] = free_ports(1)
-    # A name that no other process of this machine has in its command line.
+    # A name that no other process's command line contains.
     own = {"5672": amqp, "data-dir data": f"data-dir data-{os.getpid()}-of-tests"}
     made, serve = page.block("sh").splitlines()
     reader.run(made)
-    # The rest happens in the directory that the reader is in now.
+    # Later commands run in the reader's current directory.
     in_directory = "cd first-broker && "
     here = f"bash -c {shlex.quote(f'{in_directory} exec {moved(serve, own)}')}"
     variables = {"LEVERET_AMQP": f"127.0.0.1:{amqp}", "LEVERET_HTTP": "127.0.0.1:0"}
@@ -67,10 +67,10 @@ def test_a_pool_makes_up_for_distance_and_connections(reader):
     directly = milliseconds(reader.run(here("sh")))
     reader.serve(here("sh"), LEVERET_AMQP=f"127.0.0.1:{own['5673']}", LEVERET_HTTP="127.0.0.1:0")
     pooled = milliseconds(reader.run(here("sh")))
-    # Seven round trips of 50 ms, however fast the machine is; through the pool none is waited for, however slow it is.
+    # Seven round trips of 50 ms, however fast the machine is; through the pool none, however slow it is.
     assert directly >= 350
     assert pooled < directly
-    # Without confirms, the last are on their way for a moment.
+    # Without confirms, the last messages may still be in flight.
     listed = here("sh")
     wait_until(lambda: re.search(rf"^each +{2 * MESSAGES_EACH}$", reader.run(listed), re.MULTILINE))
     page.finish()

@@ -1,4 +1,4 @@
-"""Logins at a real upstream: by certificate on both sides (EXTERNAL), and passwords that change."""
+"""Logins at a real upstream: with client certificates on both sides (EXTERNAL), and passwords that change."""
 
 import json
 import ssl
@@ -14,13 +14,13 @@ from harness.metrics import wait_until
 from harness.ports import free_ports
 from harness.rabbitmq import RabbitMq
 
-# As RabbitMQ's plugin writes it, and Leveret.
+# The format of RabbitMQ's plugin, and of Leveret.
 IDENTITY = "CN=worker,O=Hares"
 EVERYTHING = [".*", ".*", ".*"]
 
 
 class CertificateUpstream:
-    """A RabbitMQ where a certificate is a login, and the CA that issued it."""
+    """A RabbitMQ with logins by certificate, and the CA that issued the certificates."""
 
     def __init__(self, directory):
         self.ca = TestCa(directory / "certificates")
@@ -68,7 +68,7 @@ def context_for(ca, pair):
 
 
 def is_worker(parameters):
-    """RabbitMQ takes a message with a user id from that user alone."""
+    """RabbitMQ accepts a user id only from that user."""
     with pika.BlockingConnection(parameters) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
@@ -106,7 +106,7 @@ def test_p1_an_old_password_works_no_longer_than_auth_ttl(tmp_path, upstream):
     with leveret(tmp_path, "--upstream", upstream.url, "--auth-ttl", "1s") as server:
         assert lets_in(server, "old")
         upstream.rabbit.control("change_password", "changing", "new")
-        # Nobody has to wait for the new one, whatever became of the old one meanwhile.
+        # The new password works at once, whatever happened to the old one meanwhile.
         assert lets_in(server, "new")
         wait_until(lambda: not lets_in(server, "old"))
         assert lets_in(server, "new")

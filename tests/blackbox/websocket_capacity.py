@@ -1,4 +1,4 @@
-"""`leveret bench websockets` opens what it says, loses nothing, and tells who refuses."""
+"""`leveret bench websockets` opens the requested connections, loses nothing, and reports refused connections."""
 
 import json
 

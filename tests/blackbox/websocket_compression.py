@@ -1,4 +1,4 @@
-"""permessage-deflate, where it is configured: with zlib on the other side, bounded, and in a real Chromium."""
+"""permessage-deflate, if configured: with zlib as the peer, with bounded memory, and in Chromium."""
 
 import random
 import struct
@@ -30,7 +30,7 @@ def inflated(payload, bits=15):
 
 
 class Compressing:
-    """A wire that compresses what it sends and inflates what comes; `saved` counts the bytes that this made less."""
+    """A wire that compresses what it sends and inflates what it receives; `saved` counts the bytes saved."""
 
     bits = 15
     saved = 0
@@ -97,7 +97,7 @@ def test_negotiated_compression_has_no_context_takeover(server, offer, answer):
 def test_amqp_is_the_same_compressed(server, size, bits):
     body = (b"some words, again and again " * (size // 28 + 1))[:size]
     with CompressingWire(server.ws_port, offer=f"permessage-deflate; server_max_window_bits={bits}") as wire:
-        # A larger window than was asked for could not be inflated with this one.
+        # This wire could not inflate a larger window than it asked for.
         wire.bits = bits
         wire.handshake().open_channel()
         wire.declare(f"compressed-{size}-{bits}")
@@ -133,7 +133,7 @@ def test_invalid_deflate_data_closes_only_the_offending_connection(server):
 
 
 def test_a_message_that_blows_up_costs_its_sender_only(server):
-    # A quarter of a gibibyte of heartbeats: each is in order, so that all of it has to be looked at.
+    # 256 MiB of valid heartbeats, so that the server must parse all of it.
     heartbeats = frame(8, 0, b"") * (MEBIBYTE // 8)
     compressor = zlib.compressobj(9, zlib.DEFLATED, -15)
     bomb = b"".join(compressor.compress(heartbeats) for _ in range(256)) + compressor.flush(zlib.Z_SYNC_FLUSH)
@@ -143,7 +143,7 @@ def test_a_message_that_blows_up_costs_its_sender_only(server):
         before = resident_bytes(server.pid)
         bomber.send_frame(FIN | COMPRESSED | BINARY, bomb[:-4])
         most = 0
-        # The bystander is served in between; the bomber when all of it has been looked at.
+        # The other client is served in between, the attacker once everything has been parsed.
         for _ in range(20):
             bystander.open_channel()
             bystander.send_method(1, (20, 40), struct.pack(">H", 200) + short_string("") + bytes(4))
@@ -184,7 +184,7 @@ def send_in_fragments(wire, dice, content):
 
 
 def some_data(dice):
-    """Noise, repetition, or words; sometimes none."""
+    """Noise, repetition, or words; sometimes empty."""
     size = dice.choice([0, 1, 100, 5_000, 300_000])
     kind = dice.randrange(3)
     if kind == 0:
@@ -195,7 +195,7 @@ def some_data(dice):
 
 
 def deflated_somehow(dice, data):
-    """With whatever settings, in blocks that are flushed in between, and sometimes with a last block."""
+    """With random settings, in flushed blocks, and sometimes with a final block."""
     strategies = [zlib.Z_DEFAULT_STRATEGY, zlib.Z_FILTERED, zlib.Z_HUFFMAN_ONLY, zlib.Z_RLE, zlib.Z_FIXED]
     settings = dice.randint(0, 9), zlib.DEFLATED, -dice.randint(9, 15), dice.randint(1, 9), dice.choice(strategies)
     compressor = zlib.compressobj(*settings)
@@ -206,7 +206,7 @@ def deflated_somehow(dice, data):
         content += compressor.flush(dice.choice([zlib.Z_SYNC_FLUSH, zlib.Z_FULL_FLUSH, zlib.Z_NO_FLUSH]))
         at += size
     if dice.random() < 0.3:
-        # RFC 7692, 7.2.3.4: behind a last block stands an empty one without its length.
+        # RFC 7692, 7.2.3.4: an empty block without its length follows a final block.
         return content + compressor.flush(zlib.Z_FINISH) + b"\x00"
     return (content + compressor.flush(zlib.Z_SYNC_FLUSH))[:-4]
 
@@ -228,7 +228,7 @@ def test_a_relay_stops_inflating_while_its_upstream_does_not_read(tmp_path):
             bomb = b"".join(compressor.compress(bytes(MEBIBYTE)) for _ in range(size // MEBIBYTE))
             wire.send_frame(FIN | COMPRESSED | BINARY, (bomb + compressor.flush(zlib.Z_SYNC_FLUSH))[:-4])
             wire.send_close()
-            # What has been read says that the relay has been at it; what is held back stays compressed.
+            # The relay has begun to forward; what it holds back stays compressed.
             taken = len(behind.recv(65536))
             assert resident_bytes(server.pid) - before < 16 * MEBIBYTE
             while content := behind.recv(1 << 20):

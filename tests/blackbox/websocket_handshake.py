@@ -1,4 +1,4 @@
-"""A WebSocket begins with a request that is judged before anything else: path, origin, version, subprotocol."""
+"""A WebSocket handshake is checked before anything else: path, origin, version, subprotocol."""
 
 import socket
 import ssl
@@ -21,7 +21,7 @@ def port(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory):
-    """The port of a server that does not wait for long; long enough for what a busy machine needs to send and read a request."""
+    """The port of a server with a short handshake timeout, which still suffices on a busy machine."""
     with leveret(tmp_path_factory.mktemp("hasty"), *FLAGS, "--handshake-timeout", "5s") as server:
         yield server.ws_port
 
@@ -104,7 +104,7 @@ def test_a_login_that_does_not_come_is_closed_with_a_reason(hasty):
 
 
 def test_the_client_address_is_taken_from_a_trusted_proxy(tmp_path):
-    # guest may come from this machine only.
+    # guest may only log in from this machine.
     with leveret(tmp_path, "--ws", "127.0.0.1:0", "--ws-trusted-proxies", "127.0.0.0/8") as server:
         with WebSocketWire(server.ws_port, X_Forwarded_For="127.0.0.1") as near:
             near.handshake()

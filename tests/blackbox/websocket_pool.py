@@ -1,4 +1,4 @@
-"""WebSocket sessions through the pool end and hold back as they do at the broker: drains, silent peers, slow consumers."""
+"""WebSocket sessions through the pool close and apply backpressure as at the broker: drains, silent peers, slow consumers."""
 
 import signal
 import struct
@@ -16,7 +16,7 @@ PASSIVE, EXCLUSIVE = 1, 4
 
 @pytest.fixture
 def pooled(tmp_path, targets):
-    """Starts servers in front of one RabbitMQ."""
+    """Starts pools in front of one RabbitMQ."""
 
     def start(*flags):
         upstream = f"amqp://127.0.0.1:{targets.upstream.port}"
@@ -52,13 +52,13 @@ def test_a_silent_peer_is_closed_and_its_exclusive_queue_is_deleted(pooled, targ
             dead.declare("of-the-dead", EXCLUSIVE)
             assert dead.expect_end() == 0
             assert dead.pings >= 1
-        # 404: it went with its owner; 405 would be that it is still held.
+        # 404: it was deleted with its owner; 405 would mean that it still exists.
         wait_until(lambda: passive_code(targets.upstream.port, "of-the-dead") == 404)
         server.stop()
 
 
 def passive_code(port, queue):
-    """Why RabbitMQ itself refuses a passive declaration."""
+    """The code with which RabbitMQ itself refuses a passive declaration."""
     with Wire(port) as wire:
         wire.handshake().open_channel()
         wire.send(queue_declare(queue, PASSIVE))
@@ -76,7 +76,7 @@ def test_a_slow_consumer_holds_up_nobody_and_loses_nothing(pooled, no_ack):
         slow, quick, publisher = [WebSocketWire(server.ws_port).handshake() for _ in range(3)]
         for wire in (slow, quick, publisher):
             wire.open_channel()
-        # RabbitMQ 4 deletes those of an earlier test some time after it has answered the close.
+        # RabbitMQ 4 deletes an earlier test's queues some time after it has answered the close.
         of_slow, of_quick = f"slow-{no_ack}", f"quick-{no_ack}"
         for wire, queue in ((slow, of_slow), (quick, of_quick)):
             wire.declare(queue, EXCLUSIVE)
@@ -86,8 +86,8 @@ def test_a_slow_consumer_holds_up_nobody_and_loses_nothing(pooled, no_ack):
             wire.consume(queue, no_ack)
         for n in range(count):
             publisher.send(publish_frames(of_slow, b"%d " % n + padding))
-        # The slow one reads nothing of its sixty megabytes. The kernel takes some of them, the pool a few, and the
-        # broker keeps the others.
+        # The slow client reads none of its sixty megabytes. The kernel buffers some of them, the pool a few, and the rest stays
+        # in the queue.
         wait_until(lambda: unread() > 0)
         for n in range(100):
             publisher.send(publish_frames(of_quick, b"%d" % n))

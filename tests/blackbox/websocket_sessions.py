@@ -1,4 +1,4 @@
-"""AMQP over WebSocket is a full session: frames in any cut, limits, ends that explain themselves."""
+"""AMQP over WebSocket is a full session: frames split anywhere, limits, and closes with a reason."""
 
 import signal
 import struct
@@ -102,11 +102,11 @@ def test_an_announcement_costs_nothing(server, announced):
     before = peak_reserved_bytes(server.pid)
     with WebSocketWire(server.ws_port) as wire:
         wire.handshake()
-        # So many bytes are to come, of which the first are no AMQP frame.
+        # Announces this many bytes, the first of which are not an AMQP frame.
         Wire.send(wire, bytes([BINARY, 0xFF]) + struct.pack(">Q", announced) + bytes(4) + bytes(8))
         assert close_of(wire.expect(CONNECTION_CLOSE))[0] == 501
         assert wire.expect_close()[0] == 1008
-    # Reserved addresses count, used or not: memory set aside for the message would be as much as announced.
+    # Untouched memory counts: a buffer for the message would be as large as announced.
     assert peak_reserved_bytes(server.pid) - before < announced // 4
 
 
@@ -208,8 +208,8 @@ def test_a_slow_consumer_holds_up_nobody_and_loses_nothing(server):
         publisher.handshake().open_channel()
         for _ in range(count):
             publisher.send(publish_frames("slow", body))
-        # Answered behind everything that was published. What the consumer has not read stays in its queue, but for what its
-        # connection and the two sockets hold; the half is 20 MB.
+        # Answered after everything that was published. Unread messages stay in the queue, except for what the connection and
+        # the two sockets buffer; half of them are 20 MB.
         assert publisher.declare("slow") > count // 2
         for _ in range(count):
             assert slow.delivered_body() == body

@@ -1,4 +1,4 @@
-"""wss is AMQP over WebSocket all the same: in a real Chromium, at the broker and through the pool; and what it costs."""
+"""AMQP over secure WebSocket: in Chromium, at the broker and through the pool; and its memory cost."""
 
 import signal
 import ssl

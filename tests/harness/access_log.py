@@ -1,4 +1,4 @@
-"""The access log, as a test reads it."""
+"""Reads the access log in tests."""
 
 import json
 
@@ -6,7 +6,7 @@ from harness.metrics import wait_until
 
 
 class Log:
-    """The lines of an access log, as they come."""
+    """The entries of an access log, including those written later."""
 
     def __init__(self, path):
         self.path = path
@@ -15,13 +15,13 @@ class Log:
         return ["--access-log", self.path, "--access-log-format", form]
 
     def entries(self, **fields):
-        """Those with these fields."""
-        # The last line may be half written.
+        """The entries with these fields."""
+        # The server may still be writing the last line.
         entries = map(json.loads, self.path.read_text().rpartition("\n")[0].splitlines())
         return [entry for entry in entries if fields.items() <= entry.items()]
 
     def wait(self, **fields):
-        """The only entry with these fields."""
+        """Waits for the only entry with these fields."""
         wait_until(lambda: self.entries(**fields))
         [entry] = self.entries(**fields)
         return entry

@@ -1,10 +1,10 @@
-"""A pika connection to a server of the tests."""
+"""A pika connection to a server under test."""
 
 import pika
 
 
 def connect(server, **options):
-    """`server` has a `uri`; options are attributes of pika's parameters."""
+    """Connects to `server.uri`; options set attributes of pika's parameters."""
     parameters = pika.URLParameters(server.uri)
     for name, value in options.items():
         setattr(parameters, name, value)

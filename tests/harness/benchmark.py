@@ -1,5 +1,5 @@
-"""What the commands of docs/benchmarks.md have in common: RabbitMQ of each release beside Leveret, calls of `leveret bench`, and
-tables as the page has them."""
+"""Shared by the commands of docs/benchmarks.md: starts Leveret beside each RabbitMQ release, calls `leveret bench`, and
+prints tables in the format of that page."""
 
 import contextlib
 import json
@@ -14,19 +14,19 @@ from harness.ports import free_ports
 from harness.rabbitmq import PLUGINS, RabbitMq
 from harness.releases import missing
 
-# A release of RabbitMQ by the name that it has as a system of a run.
+# RabbitMQ releases by their system names in a run.
 RELEASES = {"rabbitmq": "3.10", "rabbitmq4": "4"}
-# What a plugin for WebSocket would open besides.
+# Settings that close the other port of each WebSocket plugin.
 OTHER_PORTS = {"web_mqtt": "mqtt.listeners.tcp = none", "web_stomp": "stomp.listeners.tcp = none"}
-# Erlang's virtual machine, in which RabbitMQ does all its work.
+# The process name of Erlang's virtual machine, which does all of RabbitMQ's work.
 ERLANG = "beam.smp"
-# What stands in a table for a system that was not measured.
+# The table cell of a system that was not measured.
 UNKNOWN = "—"
 
 
 def compared():
-    """The releases of RabbitMQ that take part: all that can be run here, or the one that LEVERET_RABBITMQ names. The others are
-    named on standard error."""
+    """The RabbitMQ releases to compare: all that are installed, or the one that LEVERET_RABBITMQ names. Reports the skipped
+    ones on standard error."""
     wanted = os.environ.get("LEVERET_RABBITMQ")
     names = []
     for name, version in RELEASES.items():
@@ -39,7 +39,7 @@ def compared():
 
 
 class Servers(contextlib.ExitStack):
-    """The servers of a run, each started when it is asked for first, and all stopped with the block, the last started first."""
+    """Starts each server of a run on first use, and stops them in reverse order when the block ends."""
 
     def __init__(self, directory):
         super().__init__()
@@ -47,7 +47,7 @@ class Servers(contextlib.ExitStack):
         self.started = {}
 
     def rabbitmq(self, name, *settings, release=None, plugins=PLUGINS):
-        """RabbitMQ of the release with this name; `release` is the name of the release where several have the same."""
+        """A RabbitMQ under this name; `release` names the release if several servers run the same one."""
         if name not in self.started:
             version = RELEASES[release or name]
             server = RabbitMq(self.directory / name, *settings, plugins=plugins, version=version, busy_wait=True)
@@ -57,7 +57,7 @@ class Servers(contextlib.ExitStack):
         return self.started[name]
 
     def web_plugin(self, name, plugin):
-        """A port where a RabbitMQ of its own speaks MQTT or STOMP over WebSocket, and nothing else of that; and the server."""
+        """Starts a RabbitMQ that speaks MQTT or STOMP over WebSocket only; returns the port and the server."""
         (port,) = free_ports(1)
         settings = [f"{plugin}.tcp.port = {port}", f"{plugin}.tcp.ip = 127.0.0.1", OTHER_PORTS[plugin]]
         return port, self.rabbitmq(f"{plugin}-{name}", *settings, release=name, plugins=f"rabbitmq_{plugin}")
@@ -70,12 +70,12 @@ class Servers(contextlib.ExitStack):
         return self.started[name]
 
     def pool(self, name, upstream, *flags, program=None):
-        """A pool in front of a server, or of a port of this machine."""
+        """A pool in front of a server, or of a port on this machine."""
         port = upstream if isinstance(upstream, int) else upstream.port
         return self.leveret(name, "--upstream", f"amqp://127.0.0.1:{port}", *flags, program=program)
 
     def title(self, name):
-        """The system's name in tables: RabbitMQ's with its version."""
+        """The system's name in tables; for RabbitMQ it includes the version."""
         if name not in RELEASES:
             return "Leveret"
         if name not in versions:
@@ -94,11 +94,11 @@ def is_of(server, name):
 
 
 class Peak:
-    """The resident memory of a process from now on, in bytes: now, and at most."""
+    """Resident memory of a process in bytes: `before` when this object was made, `most` the peak since then."""
 
     def __init__(self, process):
         self.directory = Path(f"/proc/{process.pid}")
-        # 5 sets the peak to what it takes now (proc_pid_clear_refs(5)).
+        # 5 resets the peak to the current size (proc_pid_clear_refs(5)).
         (self.directory / "clear_refs").write_text("5")
         self.before = self.read("VmRSS")
 
@@ -112,23 +112,23 @@ class Peak:
 
 
 def check_process(rabbitmq):
-    """CPU time and memory are read from this process: it must be the server itself, and not a script that has started it."""
+    """CPU time and memory are read from this process, so it must be the server, not the script that started it."""
     name = Path(f"/proc/{rabbitmq.pid}/comm").read_text().strip()
     assert name == ERLANG, f"process {rabbitmq.pid} is {name}, not {ERLANG}"
 
 
 def system(name, server, *behind):
-    """A system as `leveret bench` is told of it, with the processes that do its work."""
+    """The `--system` argument of `leveret bench`, with the processes that do the work."""
     return f"{name}={server.uri}" + "".join(f",pid={each.pid}" for each in (server, *behind))
 
 
 def bench(study, systems, *words, wrapper=()):
-    """Has `leveret bench` compare systems; whether what was expected was reached, and the report. What it prints goes to standard
-    error: standard output is for the tables of the page."""
-    chosen = [part for each in systems for part in ("--system", each)]
+    """Runs a comparison with `leveret bench`; returns whether all expectations were met, and the report. The bench's output
+    goes to standard error, because standard output is for the tables."""
+    system_flags = [part for each in systems for part in ("--system", each)]
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory, "report.json")
-        command = [*wrapper, binary(), "bench", study, *chosen, *words, "--json", report]
+        command = [*wrapper, binary(), "bench", study, *system_flags, *words, "--json", report]
         done = subprocess.run(list(map(str, command)), stdout=sys.stderr)
         if not report.exists():
             raise subprocess.CalledProcessError(done.returncode, command)
@@ -136,13 +136,13 @@ def bench(study, systems, *words, wrapper=()):
 
 
 def median(report, name, metric):
-    """A figure of one system in a report of `leveret bench stream`; `None` if it was not measured."""
+    """One system's figure in a `leveret bench stream` report; `None` if it was not measured."""
     [found] = [each for each in report["systems"] if each["name"] == name]
     return {each["metric"]: each["median"] for each in found["summary"]}.get(metric)
 
 
 def table(header, rows):
-    """As Markdown; more rows may be printed below it."""
+    """A Markdown table; more rows may follow below it."""
     return "\n".join([row(header), "|" + "---|" * len(header), *map(row, rows)])
 
 
@@ -155,7 +155,7 @@ def ratio_titles(titles):
 
 
 def per_second(value):
-    """With four digits that count."""
+    """Rounds to four significant digits."""
     if value is None:
         return UNKNOWN
     return f"{float(f'{value:.4g}'):,.0f}/s" if value >= 100 else f"{value:.3g}/s"
@@ -169,7 +169,7 @@ def ratio(ours, theirs):
 
 
 def microseconds(seconds):
-    """Without the unit."""
+    """Microseconds, without the unit."""
     if seconds is None:
         return UNKNOWN
     value = seconds * 1e6

@@ -1,4 +1,4 @@
-"""RabbitMQ 4 and Leveret with `compatibility = "4"`, each with its ports of MQTT and STOMP, of which the same is asked."""
+"""RabbitMQ 4 and Leveret with `compatibility = "4"` side by side: tests send both the same MQTT and STOMP requests."""
 
 import contextlib
 import time
@@ -19,7 +19,7 @@ ANY = "127.0.0.1:0"
 
 
 class Side:
-    """One of the two. Whatever it opens is closed with it."""
+    """One of the two servers. Closing it also closes every client it opened."""
 
     def __init__(self, kind, directory, longest_session):
         self.kind = kind
@@ -59,21 +59,21 @@ class Side:
         return wire
 
     def connected(self, name, **options):
-        """A client of MQTT 5.0 that has been let in."""
+        """An MQTT 5.0 client whose CONNECT was accepted."""
         wire = self.mqtt5()
         answer = wire.connect(name, **options)
         assert answer["reason"] == 0, answer
         return wire
 
     def mqtt3(self, name, **options):
-        """A client of MQTT 3.1.1, and the answer to its CONNECT."""
+        """An MQTT 3.1.1 client, and the answer to its CONNECT."""
         wire = MqttWire(self.mqtt_port)
         self.opened.callback(wire.close)
         wire.connect(name, **options)
         return wire, wire.packet()
 
     def stomp(self, **options):
-        """A client of STOMP, and the answer to its CONNECT."""
+        """A STOMP client, and the answer to its CONNECT."""
         wire = StompWire(self.stomp_port)
         self.opened.callback(wire.close)
         return wire, wire.connect(**options)
@@ -82,12 +82,12 @@ class Side:
         return channel_of(self.server)
 
     def queue(self, name, keys):
-        """These keys of a queue in the management API; `None` if there is none."""
+        """These keys of a queue in the management API; `None` if the queue does not exist."""
         status, _, body = self.http.ask("GET", path("queues", "/", name))
         return {key: body.get(key) for key in keys} if status == 200 else None
 
     def eventually(self, name, keys, holds):
-        """The same as soon as that holds: RabbitMQ writes what it shows now and then."""
+        """Like `queue`, but waits until `holds` accepts the result, because RabbitMQ updates its statistics periodically."""
         deadline = time.monotonic() + PATIENCE
         while not holds(shown := self.queue(name, keys)):
             assert time.monotonic() < deadline, shown
@@ -106,7 +106,8 @@ class Side:
 
 @contextlib.contextmanager
 def both(directory, longest_session=None, ours="leveret"):
-    """`ours` may be "pool": Leveret in front of a RabbitMQ 4 of its own, with MQTT alone. `longest_session` is how many seconds a session of MQTT may outlive its connection; by default, a day."""
+    """With `ours` set to "pool", Leveret runs in front of a RabbitMQ 4 of its own, with MQTT only. `longest_session` limits
+    how many seconds an MQTT session outlives its connection; the default is a day."""
     with contextlib.ExitStack() as stack:
         sides = []
         for kind in (ours, "rabbitmq"):
@@ -116,7 +117,7 @@ def both(directory, longest_session=None, ours="leveret"):
 
 
 def next_message(channel, queue):
-    """What is delivered next from a queue, as by basic.get."""
+    """The queue's next message, by basic.get."""
     message = next(channel.consume(queue, auto_ack=True, inactivity_timeout=PATIENCE))
     assert message[0], "nothing was delivered"
     return message
@@ -130,7 +131,7 @@ def sides(tmp_path_factory):
 
 @pytest.fixture
 def same(sides):
-    """Does something with both; the outcome is the same, and is returned."""
+    """Runs a step against both servers, asserts that the results are equal, and returns the result."""
 
     def do(step):
         try:

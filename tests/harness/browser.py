@@ -1,4 +1,4 @@
-"""Debian's Chromium without a window, driven through its chromedriver (W3C WebDriver) with nothing but the standard library."""
+"""Debian's headless Chromium, driven through chromedriver (W3C WebDriver) with the standard library alone."""
 
 import base64
 import contextlib
@@ -18,9 +18,9 @@ SWITCHES = [
     "--no-first-run",
     "--no-default-browser-check",
     "--disable-gpu",
-    # A container's shared memory is often too small.
+    # /dev/shm is often too small in a container.
     "--disable-dev-shm-usage",
-    # Nothing of the browser's own goes over the network.
+    # The browser makes no requests of its own.
     "--no-proxy-server",
     "--disable-background-networking",
     "--disable-component-update",
@@ -30,15 +30,15 @@ SWITCHES = [
 
 
 class BrowserError(AssertionError):
-    """The browser could not do what it was asked for; begins with WebDriver's name for the error."""
+    """WebDriver reported an error; the text begins with WebDriver's name for it."""
 
 
 @contextlib.contextmanager
 def browser(directory, *switches):
-    """A browser with an empty profile, and whatever switches are added, for the length of a `with`."""
+    """Runs a browser with an empty profile, and these extra switches, for the length of a `with`."""
     directory.mkdir(parents=True, exist_ok=True)
     environment = clean_environment(HOME=str(directory))
-    # Left to itself it chooses a port that is free over IPv6, and ends if that is not free over IPv4 as well.
+    # By default chromedriver picks a port that is free over IPv6, and exits if that port is taken over IPv4.
     [port] = free_ports(1)
     driver = Child(["chromedriver", f"--port={port}"], directory / "chromedriver.log", env=environment)
     try:
@@ -56,7 +56,7 @@ class Browser:
     def __init__(self, driver, profile, switches=()):
         switches = [*SWITCHES, *switches, f"--user-data-dir={profile}"]
         if os.geteuid() == 0:
-            # Its sandbox does not work for root, whom containers often run tests as.
+            # Chromium's sandbox refuses to run as root, the usual user in containers.
             switches.append("--no-sandbox")
         self.url = driver
         wanted = {
@@ -71,20 +71,20 @@ class Browser:
         self._call("DELETE", "")
 
     def open(self, url):
-        """Loads a page in the tab at hand, and waits until it is loaded."""
+        """Loads a page in the current tab and waits until it has loaded."""
         self._call("POST", "/url", {"url": url})
 
     def reload(self):
         self._call("POST", "/refresh", {})
 
     def new_tab(self):
-        """Opens an empty tab and turns to it; its handle is for `turn_to`."""
+        """Opens an empty tab and switches to it; returns its handle for `turn_to`."""
         handle = self._call("POST", "/window/new", {"type": "tab"})["handle"]
         self.turn_to(handle)
         return handle
 
     def close_tab(self):
-        """Closes the tab at hand; then turn to another."""
+        """Closes the current tab; the caller then switches to another one."""
         self._call("DELETE", "/window")
 
     def tab(self):
@@ -97,7 +97,7 @@ class Browser:
         self._call("POST", "/window/rect", {"width": width, "height": height})
 
     def become_phone(self, width=360, height=740):
-        """Shows pages as a phone does; windows themselves cannot be as narrow."""
+        """Emulates a phone's screen, which is narrower than any window can be."""
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": True}
         self._develop("Emulation.setDeviceMetricsOverride", metrics)
 
@@ -105,38 +105,38 @@ class Browser:
         self._develop("Emulation.clearDeviceMetricsOverride", {})
 
     def prefer(self, scheme):
-        """Says to pages that the visitor prefers "dark" or "light"."""
+        """Sets the preferred colour scheme, "dark" or "light"."""
         media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
         self._develop("Emulation.setEmulatedMedia", media)
 
     def run_first(self, script):
-        """Runs a script in every page that is opened from now on, before the page's own."""
+        """Runs a script in each page opened from now on, before the page's own scripts."""
         self._develop("Page.addScriptToEvaluateOnNewDocument", {"source": script})
 
     def click(self, selector):
         self._call("POST", f"/element/{self._find(selector)}/click", {})
 
     def fill(self, selector, text):
-        """Types text into a field in place of what it holds."""
+        """Replaces the text of a field."""
         element = self._find(selector)
         self._call("POST", f"/element/{element}/clear", {})
         self._call("POST", f"/element/{element}/value", {"text": text})
 
     def value(self, selector):
-        """What a field holds."""
+        """The current value of a field."""
         return self._call("GET", f"/element/{self._find(selector)}/property/value")
 
     def press(self, keys):
-        """Presses keys on whatever has the focus."""
+        """Sends key presses to the focused element."""
         actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
         self._call("POST", "/actions", {"actions": [{"type": "key", "id": "keyboard", "actions": actions}]})
 
     def evaluate(self, script, *arguments):
-        """What the body of a synchronous function returns in the page."""
+        """Evaluates the body of a synchronous function in the page; returns its result."""
         return self._call("POST", "/execute/sync", {"script": script, "args": list(arguments)})
 
     def run(self, body, *arguments):
-        """What the body of an async function returns in the page; it is called with `args`. An error in it is raised."""
+        """Evaluates the body of an async function in the page, called with `args`; returns its result and raises its errors."""
         script = f"""
             const done = arguments[arguments.length - 1];
             const args = [...arguments].slice(0, -1);
@@ -150,7 +150,7 @@ class Browser:
         return outcome["value"]
 
     def wait_for_text(self, selector, pattern):
-        """Waits until an element's text matches a pattern (of JavaScript), and returns the text."""
+        """Waits until an element's text matches a JavaScript pattern; returns the text."""
         return self.run(
             """
             const element = document.querySelector(args[0]);
@@ -164,21 +164,21 @@ class Browser:
             """,
             selector,
             pattern,
-            # Before the script itself is given up.
+            # Shorter than the script timeout.
             PATIENCE * 500,
         )
 
     def complaints(self):
-        """What the browser has written to the console since it was asked last: errors, refusals by a page's policy."""
+        """Console messages since the last call: errors, and violations of the page's content security policy."""
         entries = self._call("POST", "/se/log", {"type": "browser"})
         return [f"{entry['level']} {entry['message']}" for entry in entries if entry["level"] in ("SEVERE", "WARNING")]
 
     def screenshot(self):
-        """The tab as PNG."""
+        """A PNG screenshot of the tab."""
         return base64.b64decode(self._call("GET", "/screenshot"))
 
     def _develop(self, command, parameters):
-        """A command of the browser's developer tools."""
+        """Sends a Chrome DevTools command."""
         self._call("POST", "/goog/cdp/execute", {"cmd": command, "params": parameters})
 
     def _find(self, selector):
@@ -196,6 +196,6 @@ class Browser:
 
 
 def size_of(picture):
-    """Width and height of a PNG."""
+    """Width and height of a PNG image."""
     assert picture.startswith(b"\x89PNG\r\n\x1a\n") and picture[12:16] == b"IHDR"
     return list(struct.unpack(">II", picture[16:24]))

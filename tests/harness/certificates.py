@@ -1,4 +1,4 @@
-"""Certificates made for one test and thrown away with it."""
+"""Certificates for a single test."""
 
 import base64
 import datetime
@@ -14,7 +14,7 @@ DAY = datetime.timedelta(days=1)
 
 
 class Pair:
-    """The files of a certificate and its key, PEM."""
+    """The PEM files of a certificate and its key."""
 
     def __init__(self, directory, name):
         self.certificate = directory / f"{name}.pem"
@@ -25,14 +25,14 @@ class Pair:
 
     @property
     def fingerprint(self):
-        """Of the public key, as Chromium is told it."""
+        """The fingerprint of the public key, in the format of Chromium's switch."""
         form = serialization.PublicFormat.SubjectPublicKeyInfo
         key = x509.load_pem_x509_certificate(self.certificate.read_bytes()).public_key()
         return base64.b64encode(hashlib.sha256(key.public_bytes(serialization.Encoding.DER, form)).digest()).decode()
 
 
 class TestCa:
-    # Not a class of tests, though it has the prefix of one.
+    # The name begins with Test, but pytest must not collect this class.
     __test__ = False
 
     def __init__(self, directory, name="ca", days=3650):
@@ -46,11 +46,11 @@ class TestCa:
         self.file.write_bytes(builder.sign(self.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
 
     def write_key(self):
-        """The file of its own key, for a server that presents the CA certificate as its own."""
+        """Writes the CA's own key, for a server that presents the CA certificate."""
         return write_key(self.directory / f"{self.file.stem}.key", self.key)
 
     def issue(self, name, names=("localhost", "127.0.0.1"), subject=None, expired=False, days=1):
-        """A certificate for servers and clients alike, in files called `name`; it ends in so many days."""
+        """Issues a certificate for server and client use, in files called `name`, valid for `days`."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = subject_of(subject or [(NameOID.COMMON_NAME, name)])
         usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])

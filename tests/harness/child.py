@@ -1,4 +1,4 @@
-"""A child process whose output is kept, awaited by line, and which never outlives the tests."""
+"""A child process. Its output is recorded, tests can wait for a line of it, and it never outlives the test run."""
 
 import os
 import re
@@ -20,8 +20,8 @@ def forget_ended():
 
 
 class Child:
-    """`logs` is a directory in which it keeps logs of its own, beside what it prints. `stderr` is where its standard error goes, in
-    place of the output that is kept."""
+    """`logs` is a directory for the process's own log files. `stderr` is a file that receives standard error, which is then
+    not part of the recorded output."""
 
     def __init__(self, argv, log: Path, env=None, cwd=None, stdin=None, logs=None, pass_fds=(), stderr=subprocess.STDOUT):
         self.log = log
@@ -29,7 +29,7 @@ class Child:
         self.lines = []
         self.ended = False
         self.changed = threading.Condition()
-        # setpriv ends the child with the tests, even should they be killed.
+        # setpriv kills the child when the test run ends, even if the run itself is killed.
         self.process = subprocess.Popen(
             ["setpriv", "--pdeathsig", "KILL", "--", *map(str, argv)],
             env=env,
@@ -39,11 +39,11 @@ class Child:
             stderr=stderr,
             text=True,
             errors="replace",
-            # A Ctrl-C is for the tests, which then stop their children in order.
+            # Ctrl-C goes to pytest only, which then stops its children in order.
             start_new_session=True,
             pass_fds=pass_fds,
         )
-        # Opened here: a child may end, and its directory be removed, before the thread runs.
+        # Open the log here: the child may exit, and its directory may be removed, before the thread runs.
         self.reader = threading.Thread(target=self._read, args=[self.log.open("w")], daemon=True)
         self.reader.start()
         started.append(self)
@@ -65,8 +65,8 @@ class Child:
             self.changed.notify_all()
 
     def wait_line(self, pattern, seconds=PATIENCE, behind=0):
-        """The match of `pattern` in the first line that has one, waiting for that line; fails once the output ends. As many lines as `behind`
-        says are not looked at: those that were there before."""
+        """Waits for the first line that matches the pattern; returns the match. Fails if the output ends first. Skips the
+        first `behind` lines, the ones that existed before."""
         deadline = time.monotonic() + seconds
         seen = behind
         with self.changed:
@@ -88,7 +88,7 @@ class Child:
         self.process.send_signal(number)
 
     def wait(self, seconds=PATIENCE):
-        """The exit code; a child that stays is killed and the test fails."""
+        """Waits for the exit code; kills a child that does not exit, and fails the test."""
         try:
             code = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -98,7 +98,7 @@ class Child:
         return code
 
     def stop(self, number=signal.SIGTERM, seconds=PATIENCE):
-        """Asks the child to stop and returns its exit code."""
+        """Sends the stop signal and returns the exit code."""
         if self.running():
             self.send(number)
         return self.wait(seconds)
@@ -115,31 +115,31 @@ class Child:
         return f"the end of {self.log.name}:\n{self.last_lines(count)}"
 
     def said(self):
-        """How much it has said, in a measure that only grows."""
+        """The amount of output so far; it never decreases."""
         return len(self.lines) + sum(log.stat().st_size for log in self.own_logs())
 
     def own_logs(self):
         return list(self.logs.glob("*.log")) if self.logs else []
 
     def last_lines(self, count=40):
-        """Of the largest of its own logs, if it has some that say anything; otherwise of what it has printed."""
+        """The last lines of the largest non-empty log file of the process, otherwise of its output."""
         logs = sorted(self.own_logs(), key=lambda log: log.stat().st_size)
         kept = logs[-1].read_text(errors="replace").splitlines() if logs else []
         return "\n".join((kept or self.lines)[-count:])
 
 
 def resident_bytes(pid):
-    """The memory of a process that is in RAM (VmRSS)."""
+    """Resident memory of a process (VmRSS)."""
     return _status_kibibytes(pid, "VmRSS") * 1024
 
 
 def peak_resident_bytes(pid):
-    """The most memory a process has had in RAM so far, or since the last `reset_peak_memory` (VmHWM)."""
+    """Peak resident memory of a process since its start or the last `reset_peak_memory` (VmHWM)."""
     return _status_kibibytes(pid, "VmHWM") * 1024
 
 
 def peak_reserved_bytes(pid):
-    """The most address space a process has had so far (VmPeak), used or not."""
+    """Peak virtual memory of a process since its start (VmPeak), used or not."""
     return _status_kibibytes(pid, "VmPeak") * 1024
 
 
@@ -151,6 +151,6 @@ def _status_kibibytes(pid, key):
 
 
 def clean_environment(**additions):
-    """The little that a server needs, so that nobody's own settings change what is tested."""
+    """A minimal environment, so that the developer's settings do not affect the tests."""
     kept = {key: os.environ[key] for key in ("PATH", "LANG", "TMPDIR", "RUST_BACKTRACE", "LLVM_PROFILE_FILE") if key in os.environ}
     return kept | {"LANG": kept.get("LANG", "C.UTF-8")} | slow_disk() | additions

@@ -1,4 +1,4 @@
-"""`leveret ctl` against a server of either kind, and a RabbitMQ with its management API."""
+"""`leveret ctl` against Leveret or RabbitMQ, and a RabbitMQ with its management API."""
 
 import json
 
@@ -9,12 +9,12 @@ from harness.rabbitmq import PLUGINS, RabbitMq
 from harness.releases import TAKEN_AFTER
 
 
-# What a server may take for one command, on a disk that is slow as well.
+# The longest a server may take for one command, even on a slow disk.
 ANSWER_SECONDS = 2 * PATIENCE
 
 
 class Ctl:
-    """The command line for one server; as guest unless `as_user` says otherwise."""
+    """The command line for one server, as user guest unless `as_user` changes it."""
 
     def __init__(self, url, user="guest", password="guest"):
         self.url = url
@@ -28,20 +28,20 @@ class Ctl:
         return run("ctl", "--timeout", int(ANSWER_SECONDS), *arguments, env=self.env | env, seconds=ANSWER_SECONDS + PATIENCE)
 
     def __call__(self, *arguments, **env):
-        """What a command that does well prints."""
+        """The output of a command that must succeed."""
         code, out, error = self.raw(*arguments, **env)
         assert (code, error) == (0, ""), f"{arguments}: {code} {error} {out}"
         return out
 
     def rows(self, *arguments):
-        """A list in its quiet form: rows of columns, sorted."""
+        """The rows of a list in quiet form, sorted."""
         return sorted(line.split("\t") for line in self("--quiet", *arguments).splitlines())
 
     def json(self, *arguments):
         return json.loads(self("--format", "json", *arguments))
 
     def fails(self, *arguments, code=1, **env):
-        """The one line that a command which does not do well says."""
+        """The single error line of a command that must fail."""
         actual, out, error = self.raw(*arguments, **env)
         assert (actual, out) == (code, ""), f"{arguments}: {actual} {out} {error}"
         [line] = error.splitlines()
@@ -49,14 +49,14 @@ class Ctl:
 
 
 def managed_rabbitmq(directory, version=TAKEN_AFTER):
-    """A RabbitMQ whose `http` is its management API."""
+    """A RabbitMQ with the management plugin; `http` is the API's address."""
     [port] = free_ports(1)
     settings = (
         f"management.tcp.port = {port}",
         "management.tcp.ip = 127.0.0.1",
-        # Counts are told as of the last time; by default that is up to five seconds ago.
+        # RabbitMQ's statistics are as old as this interval; the default is five seconds.
         "collect_statistics_interval = 500",
-        # It gives up after a minute otherwise, which on a slow disk is too soon for a virtual host's end.
+        # The default timeout of a minute is too short to delete a virtual host on a slow disk.
         *(f"management.tcp.{timeout}_timeout = {int(ANSWER_SECONDS * 1000)}" for timeout in ("idle", "inactivity", "request")),
     )
     server = RabbitMq(directory, *settings, plugins=f"{PLUGINS},rabbitmq_management", version=version)

@@ -1,4 +1,4 @@
-"""The dashboard at `/` of the HTTP address, as a visitor uses it."""
+"""Drives the dashboard at `/` of the HTTP listener as a user would."""
 
 import contextlib
 import json
@@ -12,7 +12,7 @@ from harness.browser import browser
 from harness.instances import leveret
 from harness.patience import PATIENCE
 
-# A page whose policy is broken says so by events, and to the console; both are kept from the first moment.
+# A violation of the content security policy raises an event and a console message; both are recorded from the start.
 WATCH = """
     window.violations = [];
     document.addEventListener("securitypolicyviolation", ({ violatedDirective, blockedURI }) =>
@@ -20,7 +20,7 @@ WATCH = """
 """
 
 
-# Texts with a contrast of less than 4.5 to what is behind them (WCAG 2.1, 1.4.3).
+# Texts with a contrast ratio below 4.5 (WCAG 2.1, 1.4.3).
 PALE = """
     const channels = (colour) => colour.match(/[\\d.]+/g).map(Number);
     const luminance = (colour) => {
@@ -45,14 +45,14 @@ PALE = """
 
 @contextlib.contextmanager
 def dashboard(directory):
-    """A browser that notes whatever the page's policy forbids."""
+    """A browser that records violations of the page's content security policy."""
     with browser(directory) as window:
         window.run_first(WATCH)
         window.resize(1180, 900)
         yield window
 
 
-# Fixtures, for those who import them: a browser and a broker for each file, and a visitor.
+# Fixtures to import: a browser and a broker for each file, and a visitor for each test.
 
 
 @pytest.fixture(scope="module")
@@ -74,17 +74,17 @@ def visit(window, server):
 
 
 class Visit:
-    """A visitor of one server's dashboard."""
+    """A user of one server's dashboard."""
 
     def __init__(self, window, server):
         self.window = window
         self.server = server
-        # A page of an earlier test may have asked in vain for a server that had ended.
+        # A page of an earlier test may still be polling a server that has stopped.
         window.open("about:blank")
         window.complaints()
 
     def open(self, place=()):
-        """Loads the dashboard anew, as if the address had been typed, with nobody logged in."""
+        """Loads the dashboard from its URL, logged out."""
         self.window.open("about:blank")
         self.window.open(f"{self.server.http}/{hash_of(place)}")
         self.window.evaluate("sessionStorage.clear()")
@@ -98,31 +98,31 @@ class Visit:
         self.window.click("#login button")
 
     def enter(self, *place, user="guest", password="guest"):
-        """Opens a place and logs in."""
+        """Opens a page of the dashboard and logs in."""
         self.open(place)
         self.log_in(user, password)
         self.settle()
         return self
 
     def close_connection(self, reason):
-        """From the page of a connection that has just been followed to."""
+        """Closes the connection whose page is open."""
         self.wait("document.querySelector('#view h1').textContent.startsWith('Connection ')")
         self.settle()
         self.press("Close connection")
         self.answer("Close connection", reason=reason)
 
     def go(self, *place, query=""):
-        """Goes to a place and waits until it shows its figures."""
+        """Opens a page of the dashboard and waits for its data."""
         self.window.evaluate("location.hash = arguments[0]", hash_of(place) + query)
         self.wait("location.hash === args[0] && document.getElementById('view').ariaBusy === 'false'", hash_of(place) + query)
         self.settle()
 
     def settle(self):
-        """Waits until the view has its first figures."""
+        """Waits until the view has loaded its data."""
         self.wait("document.querySelector('#view h1') && document.getElementById('view').ariaBusy === 'false'")
 
     def wait(self, condition, *arguments):
-        """Waits until an expression of JavaScript, of `args`, is true; returns it."""
+        """Waits until a JavaScript expression of `args` is truthy; returns its value."""
         script = f"""
             const until = performance.now() + {PATIENCE * 500};
             for (;;) {{
@@ -135,7 +135,7 @@ class Visit:
         return self.window.run(script, *arguments)
 
     def press(self, words, within="#view"):
-        """Clicks the first button with these words."""
+        """Clicks the first button with this text."""
         script = """
             const all = [...document.querySelectorAll(`${arguments[0]} button`)];
             const found = all.find((each) => each.textContent === arguments[1] && each.checkVisibility());
@@ -145,7 +145,7 @@ class Visit:
         self.window.evaluate(script, within, words)
 
     def fill(self, label, text, within="#view"):
-        """Fills the field, ticks or unticks the box, or chooses in the menu with this label."""
+        """Sets the field, checkbox or menu with this label."""
         script = """
             const [within, label, text] = arguments;
             const found = [...document.querySelectorAll(`${within} label`)].find((each) => each.textContent === label);
@@ -158,7 +158,7 @@ class Visit:
         self.window.evaluate(script, within, label, text)
 
     def answer(self, confirm, **fields):
-        """Fills the fields of the dialog by their names, and confirms; waits until it is closed."""
+        """Fills the dialog's fields by name, confirms, and waits until the dialog closes."""
         self.fill_dialog(confirm, fields)
         self.wait("!document.querySelector('dialog')")
 
@@ -175,7 +175,7 @@ class Visit:
         self.press(confirm, "dialog")
 
     def rows(self, selector="#view table.list"):
-        """The table as a list of dictionaries, of the columns that are shown."""
+        """The table as a list of dictionaries, with the visible columns only."""
         script = """
             const rows = [...document.querySelectorAll(`${arguments[0]} tbody tr`)];
             return rows.map((row) => Object.fromEntries([...row.children].filter((cell) => !cell.hidden)
@@ -190,7 +190,7 @@ class Visit:
         return self.window.evaluate("return window.violations")
 
     def foreign_requests(self):
-        """Whatever was loaded from elsewhere."""
+        """Resources loaded from another origin."""
         script = """
             return performance.getEntriesByType("resource").map(({ name }) => name)
                 .filter((name) => new URL(name).origin !== location.origin);
@@ -198,7 +198,7 @@ class Visit:
         return self.window.evaluate(script)
 
     def overflow(self):
-        """Pixels by which the page is wider than the screen."""
+        """The number of pixels by which the page is wider than the screen."""
         return self.window.evaluate("return document.documentElement.scrollWidth - innerWidth")
 
 
@@ -211,7 +211,7 @@ def escaped(text):
 
 
 def ask(server, method, path, body=None, user="guest", password="guest"):
-    """One request of the management API; what it answers."""
+    """Sends one request to the management API; returns the answer."""
     data = None if body is None else json.dumps(body).encode()
     token = b64encode(f"{user}:{password}".encode()).decode()
     headers = {"Authorization": f"Basic {token}", "Content-Type": "application/json"}

@@ -1,4 +1,4 @@
-"""The Debian package of the program under test, and messages that outlive what is done with it."""
+"""The Debian package of the program under test, and messages that must survive its upgrades."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ BUILD_SECONDS = 2 * PATIENCE
 
 
 def build(directory, revision, program=None):
-    """Builds the package of a program, by default the one under test; returns its path."""
+    """Builds the package of a program, by default the one under test; returns the package's path."""
     argv = [ROOT / "packaging" / "build-deb.sh", program or binary(), directory, revision]
     env = clean_environment(COMPRESSION="none")
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=BUILD_SECONDS)
@@ -20,18 +20,18 @@ def build(directory, revision, program=None):
 
 
 def two_revisions(directory):
-    """The package twice, the second as its next revision."""
+    """Builds the package twice, the second time with the next revision."""
     return [build(directory, revision) for revision in ("1", "2")]
 
 
 def bring(machine, packages):
-    """Puts the packages into the machine's /tmp."""
+    """Copies the packages to the machine's /tmp."""
     for package in packages:
         subprocess.run(["cp", str(package), machine.path("/tmp")], check=True)
 
 
 def install(machine, package, *flags):
-    """With documents, which images for containers are without (dpkg.cfg.d/docker, excludes)."""
+    """Installs a package with its documentation, which container images exclude (dpkg.cfg.d/docker)."""
     machine.run("dpkg", "--path-include=/usr/share/*", *flags, "--install", f"/tmp/{package.name}")
 
 
@@ -58,5 +58,5 @@ def publish(machine):
 
 
 def published(machine):
-    """How many messages there are."""
+    """The number of messages in the queue."""
     return python(machine, "print(queue.method.message_count)").strip()

@@ -1,4 +1,4 @@
-"""Entries of a definitions file as both brokers read it."""
+"""Entries of a definitions file in the format of both brokers."""
 
 import base64
 import hashlib
@@ -15,7 +15,7 @@ def hashed(password, algorithm="sha256"):
 
 
 def user(name, *tags, algorithm="sha256", limits=None):
-    """A user whose password is the name."""
+    """A user whose password equals the name."""
     return {"name": name, **hashed(name, algorithm), "tags": list(tags), "limits": limits or {}}
 
 

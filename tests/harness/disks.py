@@ -1,4 +1,4 @@
-"""Disks for tests: one that is small and really gets full, one that fails when it is told to, and one that is slow."""
+"""Test disks: a small one that really fills up, one that fails on demand, and a slow one."""
 
 import os
 import subprocess
@@ -10,22 +10,22 @@ MEBIBYTE = 1 << 20
 
 
 def slow_disk():
-    """The environment of a process whose disk takes LEVERET_SLOW_DISK times as long as it would; none without that."""
+    """Environment that makes a process's disk LEVERET_SLOW_DISK times slower; empty if that is not set."""
     factor = os.environ.get("LEVERET_SLOW_DISK")
     return {"LD_PRELOAD": str(preloaded("failing_disk")), "SLOW_DISK": factor} if factor else {}
 
 
 def disk_without_preallocation():
-    """The environment of a process whose file systems know no fallocate(2), as ext3 and NFS before 4.2."""
+    """Environment that makes fallocate(2) fail for a process, as on ext3 and on NFS before 4.2."""
     return {"LD_PRELOAD": str(preloaded("failing_disk")), "NO_FALLOCATE": "1"}
 
 
 class NoNamespaces(Exception):
-    """This system gives no mount namespace."""
+    """This system has no mount namespaces."""
 
 
 class SmallDisk:
-    """A file system of its own, in memory, in a mount namespace of its own: nothing is left of it when the tests are killed."""
+    """A tmpfs in its own mount namespace, which disappears when the test run is killed."""
 
     def __init__(self, directory, mebibytes):
         directory.mkdir()
@@ -43,7 +43,7 @@ class SmallDisk:
         self.environment = {}
 
     def fail(self, leave=0):
-        """Takes the room there is now, but for so many bytes."""
+        """Fills the free space, except for `leave` bytes."""
         with self.filler.open("ab", buffering=0) as filler:
             for step in (MEBIBYTE, 4096):
                 try:
@@ -66,7 +66,7 @@ class SmallDisk:
 
 
 class FailingDisk:
-    """An ordinary directory; what is written there, or synced, fails for a process with this environment."""
+    """An ordinary directory; writes or syncs in it fail for a process with this environment."""
 
     def __init__(self, directory, fault):
         directory.mkdir()
@@ -82,7 +82,7 @@ class FailingDisk:
         return cls(directory, "s")
 
     def fail(self):
-        # At once: a file that is still empty is no fault.
+        # An empty file means no fault.
         self.switch.write_text(self.fault)
 
     def mend(self):

@@ -1,4 +1,4 @@
-"""The documents of the repository: their links, and where these lead."""
+"""The repository's documents and the links in them."""
 
 import re
 import subprocess
@@ -12,20 +12,20 @@ HEADING = re.compile(r"^#+ +(.*)$", re.MULTILINE)
 
 
 def documents():
-    """The Markdown files that are in the repository, or are about to be."""
+    """The Markdown files that git tracks or would add."""
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"]
     return [ROOT / name for name in subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()]
 
 
 def links(path):
-    """The targets of a document's links into the repository: (file, anchor), one of which may be empty."""
+    """A document's links into the repository: (file, anchor), one of which may be empty."""
     text = CODE.sub("", FENCED.sub("", path.read_text()))
     targets = [found["target"] for found in LINK.finditer(text)]
     return [target.partition("#")[::2] for target in targets if not re.match(r"[a-z]+:", target)]
 
 
 def anchors(path):
-    """The anchors of a document's headings, as GitHub and mdBook make them."""
+    """The anchors of a document's headings, as GitHub and mdBook generate them."""
     found = {}
     for heading in HEADING.findall(FENCED.sub("", path.read_text())):
         words = re.sub(r"[^\w\- ]", "", LINK.sub(r"\1", heading).lower()).strip().replace(" ", "-")
@@ -34,7 +34,7 @@ def anchors(path):
 
 
 def broken_links(path):
-    """The links of a document that lead nowhere."""
+    """A document's dead links."""
     broken = []
     for name, anchor in links(path):
         target = (path.parent / name).resolve() if name else path

@@ -1,4 +1,4 @@
-"""The five client drivers: long-lived processes that run scenarios by name, a JSON line each way."""
+"""The five client drivers: long-lived processes that run scenarios by name and exchange lines of JSON."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from harness.patience import PATIENCE
 
 TESTS = ROOT / "tests"
 CACHE = ROOT / ".cache"
-# Server-properties in which Leveret says what it is, beside those that RabbitMQ has.
+# Server properties that Leveret adds to RabbitMQ's.
 OURS = {"implementation", "implementation_version"}
 
 COMMANDS = {
@@ -25,7 +25,7 @@ COMMANDS = {
     "lapin": [Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "debug" / "lapin-scenarios"],
 }
 
-# Programs that hold one connection open, and send each line that they are told through it.
+# Programs that hold one connection open and publish each line of their input on it.
 HOLDING = {
     "java": [*COMMANDS["java"][:-1], "Holding"],
     "go": [CACHE / "go" / "holding"],
@@ -45,8 +45,8 @@ class Driver:
         self.scenarios = self._read()["scenarios"]
 
     def observe(self, scenario, uri):
-        """What the client observed, with the names of this very run taken out."""
-        # Short, as the longest error text has little room in its 255 bytes.
+        """Runs a scenario; returns the client's observations, without the names generated for this run."""
+        # Short, because the longest error text has little space left in its 255 bytes.
         prefix = secrets.token_hex(4) + "."
         request = {"scenario": scenario, "uri": uri, "prefix": prefix}
         self.process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -55,13 +55,13 @@ class Driver:
         assert answer["scenario"] == scenario
         assert answer["ok"], answer.get("error")
         observed = normalised(answer["observed"], prefix)
-        # lapin does not show them.
+        # lapin does not expose the server properties.
         if scenario == "connect" and "properties" in observed:
             observed["properties"] = [name for name in observed["properties"] if name not in OURS]
         return observed
 
     def _read(self):
-        # A driver says itself what it has waited for in vain, as long as the tests wait.
+        # A driver has the same timeout as the tests, and reports what it waited for.
         ready, _, _ = select.select([self.process.stdout], [], [], 2 * PATIENCE)
         line = self.process.stdout.readline() if ready else None
         if not line:
@@ -79,7 +79,7 @@ class Driver:
 
 
 class Drivers:
-    """Drivers by client, started on first use and again should one have ended."""
+    """One driver for each client, started on first use and restarted if it has exited."""
 
     def __init__(self, directory):
         self.directory = directory
@@ -97,7 +97,7 @@ class Drivers:
 
 
 def normalised(value, prefix):
-    """Without the run's prefix, and with `*` for the random part of names that the server made."""
+    """The value without the run's prefix, and with `*` for the random part of generated names."""
     if isinstance(value, dict):
         return {key: normalised(inner, prefix) for key, inner in value.items()}
     if isinstance(value, list):

@@ -1,8 +1,8 @@
-"""A pytest plugin: tests that fail in front of an upstream, on purpose or for now, with the reason for each.
+"""A pytest plugin for known failures in front of an upstream, intended or not, each with its reason.
 
-A module has them in `EXCEPTIONS`: a part of a test's name, with its parameters, and the reason. If the module has tests with a pool as
-a parameter, they are for these alone. A test that is listed and passes fails the run, and so does an entry without a test. In
-`SOMETIMES` a module has those that fail by a fault that a race shows; they may pass.
+A module lists them in `EXCEPTIONS`, which maps a part of a test's name, parameters included, to the reason. If the module
+has tests with a pool as parameter, the list applies to those alone. A listed test that passes fails the run; so does an
+entry that matches no test. `SOMETIMES` lists tests that fail through a race, and may pass.
 """
 
 import sys
@@ -11,9 +11,9 @@ import pytest
 
 from harness.targets import POOL
 
-# What a test waits for in vain, it does not wait for long.
+# The timeout, in seconds, of tests that are expected to fail.
 IMPATIENCE = 2
-# By the name of a table, whether its tests must fail.
+# Whether the tests of a table must fail, by the table's name.
 TABLES = {"EXCEPTIONS": True, "SOMETIMES": False}
 
 
@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(config, items):
                 if part := next((part for part in listed if part in item.name), None):
                     item.stash[EXPECTED] = pytest.mark.xfail(reason=listed[part], strict=TABLES[table])
                     unused[item.module].discard(part)
-    # Whoever names single tests does not have the others.
+    # A run of single tests does not collect the others.
     if not any("::" in argument for argument in config.args):
         left = [f"{module.__name__}: {part}" for module, parts in unused.items() for part in parts]
         if left:
@@ -48,7 +48,7 @@ EXPECTED = pytest.StashKey()
 def pytest_runtest_call(item):
     if EXPECTED not in item.stash:
         return (yield)
-    # Now, since its fixtures are not expected to fail.
+    # Not earlier, because the fixtures must not fail.
     item.add_marker(item.stash[EXPECTED])
     with pytest.MonkeyPatch.context() as patch:
         for name, module in list(sys.modules.items()):

@@ -1,4 +1,4 @@
-"""Prometheus' text format, read strictly: every family once, with its type, and no sample twice."""
+"""A strict parser of Prometheus' text format: each family occurs once, with its type, and no sample occurs twice."""
 
 import re
 import urllib.request
@@ -11,7 +11,7 @@ SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("", "_sum", 
 
 
 class Scrape:
-    """Families by name; a sample is its labels, as a dictionary, and its value."""
+    """Families by name; a sample is a dictionary of labels and a value."""
 
     def __init__(self, text):
         self.text = text
@@ -38,7 +38,7 @@ class Scrape:
         self.families[family].append((dict(LABEL.findall(labels or "")), float(value)))
 
     def value(self, name, **labels):
-        """The sum of a family's samples that have these labels."""
+        """The sum of a family's samples that match these labels."""
         found = [value for given, value in self.families[name] if labels.items() <= given.items()]
         assert found, f"no {name} with {labels}"
         return sum(found)

@@ -1,5 +1,5 @@
-"""A pytest plugin. A failing test shows, beside its traceback, the last lines of the servers that it used and the command that
-runs it alone. A test that hangs fails once its bound is over, with a traceback of the place where it hangs."""
+"""A pytest plugin that adds to a failed test's report the last lines of its servers' output and the command that reruns the
+test. A test that hangs fails after a timeout, with a traceback of where it hangs."""
 
 import os
 import shlex
@@ -9,13 +9,13 @@ import pytest
 from harness import child
 from harness.patience import TEST_SECONDS
 
-# Settings that change what a test does.
+# The prefix of settings that change what a test does.
 SETTINGS = "LEVERET_"
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config):
-    """A bound for each test as a whole, of which pytest-timeout takes care; `--timeout` and a mark of the test say others."""
+    """Sets the timeout of each test, which pytest-timeout enforces; `--timeout` and a test's mark override it."""
     if config.option.timeout is None:
         config.option.timeout = TEST_SECONDS
 
@@ -41,15 +41,16 @@ SAID = pytest.StashKey()
 
 
 def used(item):
-    """Those that a test has started or made say something; and all, if it uses the servers that tests share."""
+    """The servers to report: those that the test started or that logged something during it, and all shared ones if the test
+    uses them."""
     shares = "targets" in item.fixturenames
     return [process for process in child.started if shares or process.said() != item.stash[SAID].get(process)]
 
 
 def command(test):
-    """What a shell runs that one test by, with the settings of this run."""
+    """The shell command that reruns one test with the settings of this run."""
     settings = [f"{key}={shlex.quote(value)}" for key, value in sorted(os.environ.items()) if key.startswith(SETTINGS)]
-    # One level of quotes for this shell, a dollar for make, and one more level for the shell that make starts.
+    # Quoted for this shell, then for make (dollars), then for the shell that make starts.
     arguments = shlex.quote(test).replace("$", "$$")
     for special in '\\"$`':
         arguments = arguments.replace(special, "\\" + special)

@@ -1,34 +1,34 @@
-"""A link to a broker that can fall silent, freeze, swallow what is sent, refuse connections, and be cut."""
+"""A TCP forwarder to a broker that can stall, freeze, drop what is sent, refuse connections, and cut all of them."""
 
 import contextlib
 import socket
 import struct
 import threading
 
-# For SO_LINGER: a closed connection is reset at once.
+# SO_LINGER: close() resets the connection.
 RESET = struct.pack("ii", 1, 0)
 
 
 class Forwarder:
-    """Passes connections on to a port of this machine."""
+    """Forwards connections to a port of this machine."""
 
     def __init__(self, port):
         self.port_behind = port
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
         self.sockets = []
-        # New connections are accepted, and nothing is said to them.
+        # New connections are accepted but never answered.
         self.is_closed = False
-        # While this is not set, new connections wait before they are passed on.
+        # While this is cleared, new connections wait before they are forwarded.
         self.passes_new = threading.Event()
         self.passes_new.set()
         self.silenced = threading.Event()
-        # New connections are reset, as by a host on which nothing listens.
+        # New connections are reset, as by a host with no listener on the port.
         self.refuses = False
-        # While cleared, what is sent waits on its way, in both directions.
+        # While this is cleared, data waits in both directions.
         self.flows = threading.Event()
         self.flows.set()
-        # What is sent to the broker does not arrive.
+        # Data for the broker is discarded.
         self.swallows = False
         self.swallowed = 0
         threading.Thread(target=self._accept, daemon=True).start()
@@ -73,7 +73,7 @@ class Forwarder:
             sink.shutdown(socket.SHUT_WR)
 
     def cut(self):
-        """Ends all connections; those that come after are passed on whole."""
+        """Closes all connections; later ones are forwarded normally."""
         cut, self.sockets = self.sockets, []
         for each in cut:
             with contextlib.suppress(OSError):

@@ -19,13 +19,14 @@ from harness.drivers import CACHE, TESTS
 DIRECTORY = TESTS / "frameworks"
 CELERY = CACHE / "frameworks" / "bin" / "celery"
 PYTHON = CACHE / "frameworks" / "bin" / "python"
-# Two processes, as for a machine with two cores; else a worker as it is by default.
+# Two processes, one for each core of a two-core machine; otherwise Celery's defaults.
 WORKER = ["--app", "tasks", "worker", "--concurrency", "2"]
 
-# For a start in half the time; speed does not matter here.
+# Halves the start-up time; throughput does not matter here.
 JVM = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
 
-# The processes of each, and whether they are given server, queue and `pause` as arguments; else as variables.
+# The processes of each framework, and whether they take server, queue and `pause` as arguments instead of environment
+# variables.
 COMMANDS = {
     "spring": [["java", *JVM, "-cp", f"{CACHE}/spring/classes:{CACHE}/spring/dependency/*", "Application"]],
     "celery": [[CELERY, *WORKER], [PYTHON, "producer.py"]],
@@ -39,7 +40,7 @@ REPORT = re.compile(r'\{"(confirmed|received)": ?(\d+)}')
 
 
 class Client:
-    """The processes of one framework with a queue of their own, and the numbers that they have reported."""
+    """The processes of one framework, which use one queue, and the message numbers they have reported."""
 
     def __init__(self, name, uri, directory):
         self.name = name
@@ -57,21 +58,21 @@ class Client:
             self.read.append(0)
 
     def update(self):
-        """Reads what has been reported since the last time."""
+        """Reads the reports since the last call."""
         for index, child in enumerate(self.children):
             lines = child.lines[self.read[index] :]
             self.read[index] += len(lines)
             for line in lines:
-                # Processes that share an output may meet in a line.
+                # Processes that share an output may write to the same line.
                 for kind, number in REPORT.findall(line):
                     (self.confirmed if kind == "confirmed" else self.received).add(int(number))
 
     def ended(self):
-        """The logs of processes that have ended."""
+        """The logs of processes that have exited."""
         return [child.log.name for child in self.children if not child.running()]
 
     def state(self):
-        """What a failed test shows: processes that have ended, missing messages, and the end of the framework's own log."""
+        """For the report of a failed test: exited processes, missing messages, and the end of the framework's log."""
         missing = sorted(self.confirmed - self.received)
         counts = f"{len(self.confirmed)} confirmed, {len(missing)} of them missing: {missing[:20]}"
         lines = [line for child in self.children for line in child.lines if not REPORT.search(line)]
@@ -79,7 +80,7 @@ class Client:
 
     def kill(self):
         for child in self.children:
-            # A worker has processes of its own, in its group.
+            # A worker has child processes in its group.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()

@@ -1,4 +1,4 @@
-"""A process that is stopped, as one is whose machine has no time for it."""
+"""Stops a process, as a machine without CPU time for it would."""
 
 import contextlib
 import signal
@@ -9,8 +9,8 @@ from harness.metrics import wait_until
 
 @contextlib.contextmanager
 def frozen(child):
-    """Stops a child for the length of a `with`. When it begins, none of the child's threads runs any more: the signal alone
-    is on its way for a while, in which the child may still answer."""
+    """Stops a child for the length of a `with`. The block begins once every thread of the child has stopped: until the
+    signal has reached them all, the child may still answer."""
     child.send(signal.SIGSTOP)
     try:
         wait_until(lambda: all(is_stopped(thread) for thread in Path(f"/proc/{child.pid}/task").iterdir()))
@@ -20,7 +20,7 @@ def frozen(child):
 
 
 def is_stopped(thread):
-    """Whether a thread is stopped, by proc(5), stat; the name in brackets before its state may contain anything."""
+    """Whether a thread is stopped (proc(5), stat). The name in brackets before the state may contain any character."""
     try:
         return (thread / "stat").read_text().rpartition(")")[2].split()[0] == "T"
     except (FileNotFoundError, ProcessLookupError):

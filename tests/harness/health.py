@@ -1,4 +1,4 @@
-"""What a server answers at its paths for health checks."""
+"""The health check endpoints of a server."""
 
 import urllib.error
 import urllib.request
@@ -8,7 +8,7 @@ from harness.patience import PATIENCE
 
 
 def status(url):
-    """The HTTP status code, or None if nobody answers."""
+    """The HTTP status code; `None` if the server does not answer."""
     try:
         with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
             return answer.status

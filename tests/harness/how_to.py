@@ -1,4 +1,4 @@
-"""The pages of docs/how-to and docs/tutorials as tests run them: what a reader would copy comes from the page, and nothing else does."""
+"""Runs the pages of docs/how-to and docs/tutorials: every command and file that a reader would copy comes from the page."""
 
 import re
 
@@ -6,14 +6,14 @@ from harness.leveret import ROOT
 
 DIRECTORY = ROOT / "docs" / "how-to"
 TUTORIALS = ROOT / "docs" / "tutorials"
-# A fenced block, the text in front of it, and its language.
+# A fenced block, its language, and the text before it.
 BLOCK = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^ *```$", re.MULTILINE | re.DOTALL)
-# A file's name at the end of the paragraph in front of a block: "…, `leveret.toml`:".
+# A file name at the end of the paragraph before a block: "…, `leveret.toml`:".
 NAMED = re.compile(r"`([^`\n]+)`:\s*\Z")
 
 
 class HowTo:
-    """A page. A test takes each of its blocks, changed as a reader would change it, and says in the end that it has."""
+    """A page. A test takes each of its blocks, edited as a reader would edit it, and finally asserts that no block is left."""
 
     def __init__(self, name, directory=DIRECTORY):
         self.path = directory / f"{name}.md"
@@ -26,11 +26,11 @@ class HowTo:
             self.blocks.append(Block(named and named[1], found["language"], text))
 
     def file(self, name, changes=()):
-        """The block behind "`name`:"."""
+        """The block after "`name`:"."""
         return self.take(lambda block: block.name == name, changes)
 
     def block(self, language, changes=()):
-        """The next block of a language that is no file and was not taken."""
+        """The next unused block in a language that is not the content of a file."""
         return self.take(lambda block: block.language == language and not block.name and not block.is_taken, changes)
 
     def take(self, is_meant, changes):
@@ -40,7 +40,7 @@ class HowTo:
         return changed(block.text, changes)
 
     def finish(self):
-        """Every block has been taken."""
+        """Asserts that every block was taken."""
         assert [block for block in self.blocks if not block.is_taken] == []
 
 
@@ -56,7 +56,7 @@ class Block:
 
 
 def changed(text, changes):
-    """The text with other words, each of which must be in it: a test's ports and directories in place of the usual ones."""
+    """Replaces words of the text, each of which must occur: the usual ports and directories become the test's."""
     for old, new in dict(changes).items():
         assert old in text, f"{old!r} is not in {text!r}"
         text = text.replace(old, str(new))

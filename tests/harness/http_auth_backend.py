@@ -1,4 +1,4 @@
-"""A service that says over HTTP who may come in, and what for, as RabbitMQ's plugin rabbitmq_auth_backend_http asks it."""
+"""An HTTP auth service that speaks the protocol of the plugin rabbitmq_auth_backend_http."""
 
 import contextlib
 import http.server
@@ -13,13 +13,13 @@ KINDS = ("user", "vhost", "resource", "topic")
 
 
 class Hold:
-    """Questions of one kind that wait until the test lets them go."""
+    """Requests of one kind that wait until the test releases them."""
 
     def __init__(self):
         self.arrived, self.released = threading.Semaphore(0), threading.Event()
 
     def wait(self, questions=1):
-        """Returns once so many questions are waiting."""
+        """Returns once this many requests are waiting."""
         for _ in range(questions):
             assert self.arrived.acquire(timeout=PATIENCE)
 
@@ -28,13 +28,14 @@ class Hold:
 
 
 class HttpAuthService:
-    """Allows everything to those who know their password, but for what `refuses` says. `asked` has (kind, fields) of each question."""
+    """Allows everything to users who present the right password, except what `refuses` denies. `asked` has (kind, fields) of
+    each request."""
 
     def __init__(self, users=None, tls=None, address=("127.0.0.1", 0)):
-        # Names, passwords and tags.
+        # User names, passwords and tags.
         self.users = users or {"alice": ("secret", ""), "admin": ("secret", "administrator"), "manager": ("secret", "management")}
         self.refuses = lambda kind, fields: False
-        # What it does instead of answering, by kind: a status, a body, or seconds to wait before.
+        # Faulty answers by kind: a status, a body, or a delay in seconds.
         self.faults = {}
         self.holds = {}
         self.asked, self.methods, self.peers = [], [], set()
@@ -42,7 +43,7 @@ class HttpAuthService:
 
         class Handler(http.server.BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
-            # Small answers in two pieces would otherwise wait for the acknowledgement of the first.
+            # Without this, the second part of a small answer waits for the acknowledgement of the first (Nagle).
             disable_nagle_algorithm = True
 
             def do_GET(self):
@@ -72,7 +73,7 @@ class HttpAuthService:
             daemon_threads = True
 
             def handle_error(self, *_):
-                """A client that has hung up is no fault."""
+                """A client may disconnect; that is not an error."""
 
         self.server = Server(address, Handler)
         if tls:
@@ -100,7 +101,7 @@ class HttpAuthService:
 
     @contextlib.contextmanager
     def holding(self, kind):
-        """Has questions of a kind wait, at the latest until the end of the block."""
+        """Holds requests of a kind back until they are released, or until the block ends."""
         hold = self.holds[kind] = Hold()
         try:
             yield hold
@@ -112,7 +113,7 @@ class HttpAuthService:
         return f"{self.scheme}://127.0.0.1:{self.port}/{kind}"
 
     def flags(self, *backends, **settings):
-        """What has Leveret ask it."""
+        """Leveret's flags to use this service."""
         words = [word for backend in backends or ("http",) for word in ("--auth-backends", backend)]
         for kind in KINDS:
             words += [f"--auth-http-{kind}-path", self.url(kind)]
@@ -121,16 +122,16 @@ class HttpAuthService:
         return words
 
     def settings(self, method="get"):
-        """What has RabbitMQ ask it."""
+        """RabbitMQ's settings to use this service."""
         return ["auth_backends.1 = http", f"auth_http.http_method = {method}"] + [f"auth_http.{kind}_path = {self.url(kind)}" for kind in KINDS]
 
     def take(self, *kinds):
-        """What has been asked since the last time, of these kinds or of all."""
+        """The requests since the last call, of these kinds or of all."""
         asked, self.asked = self.asked, []
         return [(kind, fields) for kind, fields in asked if not kinds or kind in kinds]
 
     def operations(self):
-        """The same in words, but for logins and virtual hosts."""
+        """The requests since the last call in words, without logins and virtual hosts."""
         asked = self.take("resource", "topic")
         return [" ".join([fields["permission"], fields["resource"], fields["name"], *([fields["routing_key"]] if kind == "topic" else [])])
                 for kind, fields in asked]  # fmt: skip

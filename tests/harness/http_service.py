@@ -1,15 +1,15 @@
-"""HTTP servers of the tests' own process."""
+"""HTTP servers in the test process."""
 
 import contextlib
 import threading
 
-# Of a look whether it is to end.
+# Seconds between checks for the shutdown request.
 POLL = 0.05
 
 
 @contextlib.contextmanager
 def serving(server):
-    """Has an `http.server` serve for the length of a `with`."""
+    """Runs an `http.server` for the length of a `with`."""
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": POLL}, daemon=True)
     thread.start()
     try:

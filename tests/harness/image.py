@@ -1,4 +1,4 @@
-"""The container image as packaging/Dockerfile makes it: its variables, its command line and its health check."""
+"""The container image of packaging/Dockerfile: its environment, command line and health check."""
 
 import json
 import shlex
@@ -9,7 +9,7 @@ TEXT = (ROOT / "packaging" / "Dockerfile").read_text().replace("\\\n", " ")
 
 
 def instruction(name):
-    """What is behind an instruction of the last stage, which has it once."""
+    """The argument of an instruction that the last stage has once."""
     [line] = [line for line in TEXT.rpartition("\nFROM ")[2].splitlines() if line.startswith(f"{name} ")]
     return line.removeprefix(f"{name} ")
 

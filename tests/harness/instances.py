@@ -1,4 +1,4 @@
-"""Leveret instances of a test's own, for what would disturb the others or must start from nothing."""
+"""Leveret instances for a single test, when it would disturb others or needs an empty data directory."""
 
 import contextlib
 
@@ -8,7 +8,7 @@ from harness.ports import free_ports
 
 @contextlib.contextmanager
 def leveret(directory, *flags, **options):
-    """A server for the length of a `with`; it is killed at the end should the test have left it running."""
+    """A server for the length of a `with`; killed at the end if it is still running."""
     server = Leveret(directory, *flags, **options)
     try:
         yield server
@@ -17,12 +17,12 @@ def leveret(directory, *flags, **options):
 
 
 def replaceable(directory, *flags):
-    """A server whose place another one takes at the same address: at a port that no connection is given while neither listens."""
+    """A server that another one can replace at the same address: its port stays reserved while neither listens."""
     [port] = free_ports(1)
     return leveret(directory, *flags, amqp=f"127.0.0.1:{port}")
 
 
 def restartable(tmp_path, *flags):
-    """A server on a data directory that the one before it left, with a directory of its own for its output."""
+    """Starts servers one after the other on the same data directory; each has its own directory for output."""
     run = tmp_path / f"run{len(list(tmp_path.glob('run*')))}"
     return leveret(run, "--data-dir", str(tmp_path / "data"), *flags)

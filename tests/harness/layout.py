@@ -19,7 +19,7 @@ def build(directory, *programs, flags=("--allow-dynamic",)):
 
 
 def images(layout, seen=None):
-    """Each image of a layout; the names of the blobs that it refers to are added to `seen`."""
+    """Each image of a layout; adds the names of the blobs it refers to to `seen`."""
 
     def blob(descriptor):
         algorithm, _, digest = descriptor["digest"].partition(":")

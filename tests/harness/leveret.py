@@ -1,4 +1,4 @@
-"""Leveret as a child process, started by the command line that scripts rely on."""
+"""Leveret as a child process, started by its command line."""
 
 import os
 import subprocess
@@ -10,19 +10,19 @@ from harness.patience import PATIENCE, TEST_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 CREDENTIALS = "guest:guest"
-# Listeners that are on by default, and that a test does not want unless it says so.
+# Listeners that are on by default; tests switch them off unless they need them.
 OPTIONAL_LISTENERS = ("--ws", "--mqtt", "--stomp", "--web-mqtt", "--web-stomp")
 
 
 def binary():
-    """The program under test; LEVERET_BIN names another one."""
+    """The program under test; LEVERET_BIN overrides it."""
     built = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release" / "leveret"
     return Path(os.environ.get("LEVERET_BIN", built))
 
 
 class Leveret:
-    """`leveret serve` with AMQP and HTTP on ports that the system chooses unless flags say others, and whatever is added.
-    `program` is another build, `stderr` a file in place of the output that is kept."""
+    """`leveret serve` with these flags. AMQP and HTTP get ports from the system unless a flag sets them. `program` is
+    another build; `stderr` is a file that receives standard error."""
 
     def __init__(self, directory, *flags, env=None, wait=True, amqp="127.0.0.1:0", program=None, stderr=subprocess.STDOUT):
         directory.mkdir(parents=True, exist_ok=True)
@@ -32,7 +32,7 @@ class Leveret:
         argv = [program or binary(), "serve", *quiet, *addresses, *flags]
         defaults = {"STATE_DIRECTORY": str(directory / "state")}
         if "--upstream" in flags:
-            # However long a broker takes to start again: a minute by default.
+            # A broker may take longer than the default of a minute to restart.
             defaults["LEVERET_UPSTREAM_OUTAGE_MAX"] = f"{TEST_SECONDS}s"
         environment = clean_environment(**(defaults | (env or {})))
         self.child = Child(argv, directory / "leveret.log", env=environment, cwd=directory, stderr=stderr)
@@ -54,7 +54,7 @@ class Leveret:
 
     @property
     def ws_port(self):
-        """The port of `--ws`, where that was given."""
+        """The port of `--ws`, if that flag was given."""
         return int(self.child.wait_line(r"^ws +listening on ws://127\.0\.0\.1:(\d+)").group(1))
 
     @property
@@ -68,17 +68,17 @@ class Leveret:
         return self.child.tail()
 
     def kill(self):
-        """kill -9, as a power failure would."""
+        """kill -9."""
         self.child.kill()
 
     def stop(self):
-        """Stops the server as an operator would; it must end well."""
+        """Stops the server with SIGTERM, and asserts that it exits with success."""
         code = self.child.stop()
         assert code == 0, f"exit code {code}\n{self.child.tail()}"
 
 
 def run(*arguments, env=None, cwd=None, seconds=PATIENCE):
-    """Runs the program to its end: (exit code, standard output, standard error)."""
+    """Runs the program until it exits: (exit code, standard output, standard error)."""
     with tempfile.TemporaryDirectory() as state:
         done = subprocess.run(
             [str(binary()), *map(str, arguments)],

@@ -1,4 +1,4 @@
-"""`leveret bench link`: a link to a server with a latency, which obeys orders."""
+"""`leveret bench link`: a link to a server with added latency, controlled by commands."""
 
 import subprocess
 
@@ -8,7 +8,7 @@ from harness.patience import PATIENCE
 
 
 class Link:
-    """In front of a port of this machine; at `address` until it is stopped. `flags` are those of the command."""
+    """A link to a port of this machine, reachable at `address` until it is stopped. `flags` are those of the command."""
 
     def __init__(self, log, port, *flags):
         argv = [binary(), "bench", "link", "--to", f"127.0.0.1:{port}", *flags]
@@ -17,7 +17,7 @@ class Link:
         self.orders = 0
 
     def order(self, words):
-        """Gives an order, and waits until it is obeyed."""
+        """Sends a command and waits until it has taken effect."""
         self.child.process.stdin.write(f"{words}\n")
         self.child.process.stdin.flush()
         self.orders += 1

@@ -1,4 +1,4 @@
-"""A load that keeps accounts (tests/go/load): its clients must not notice what the test does to the servers."""
+"""A load generator that accounts for every message (tests/go/load): its clients must not notice the test's faults."""
 
 import contextlib
 import json
@@ -8,12 +8,12 @@ from harness.child import Child
 from harness.drivers import CACHE
 from harness.patience import PATIENCE
 
-# Longer than the load's own, after which it says what it waited for.
+# Longer than the load generator's own timeout, whose error says what it waited for.
 ANSWER_SECONDS = 2 * PATIENCE
 
 
 class Load:
-    """200 confirming publishers and 50 consumers, unless `options` say otherwise."""
+    """By default 200 publishers with confirms and 50 consumers; `options` change that."""
 
     def __init__(self, directory, uri, **options):
         flags = [f"-{name.replace('_', '-')}={value}" for name, value in {"uri": uri, "patience": f"{PATIENCE}s", **options}.items()]
@@ -27,7 +27,7 @@ class Load:
         return self.answer()
 
     def answer(self):
-        """The answer to the last command; a client that has heard an error fails the test here."""
+        """The answer to the last command; fails if a client reported an error."""
         self.answers += 1
         with self.child.changed:
             came = self.child.changed.wait_for(
@@ -40,19 +40,20 @@ class Load:
         return answer
 
     def go_on(self, count=10):
-        """Waits until each publisher has had so many more messages confirmed."""
+        """Waits until each publisher has received this many more confirms."""
         self.ask(f"go-on {count}")
 
     @contextlib.contextmanager
     def trouble(self, after=10):
-        """While it lasts, and until each publisher has had some confirms more, what is under way may arrive twice."""
+        """Until the block ends and each publisher has received some more confirms, messages in flight may be delivered
+        twice."""
         self.ask("trouble")
         yield
         self.go_on(after)
         self.ask("calm")
 
     def finish(self):
-        """Ends the load; tells what became of its messages."""
+        """Ends the load; returns the accounts of its messages."""
         accounts = self.ask("finish")["accounts"]
         self.child.wait()
         return accounts

@@ -1,5 +1,5 @@
-"""A pytest plugin: files that several workers share are handed out by how long each took in the last whole run on this machine, the
-longest first, so that no worker ends with a long one while the others have nothing to do."""
+"""A pytest plugin that gives the workers of a parallel run the slowest files first, by the durations of the last complete
+run on this machine. No worker then ends with a slow file while the others are idle."""
 
 import collections
 import json
@@ -11,9 +11,9 @@ from harness.drivers import COMMANDS
 from harness.leveret import ROOT
 from harness.targets import NAMES
 
-KEPT = ROOT / ".cache" / "durations.json"
-# What takes longest, for the first run on a machine.
-FIRST = [
+DURATIONS_FILE = ROOT / ".cache" / "durations.json"
+# The slowest files, for the first run on a machine.
+SLOWEST = [
     "scenarios/same_answers.py",
     "blackbox/migrate_kills.py",
     "blackbox/package_debian.py",
@@ -67,13 +67,13 @@ FIRST = [
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node):
-    """All workers have to collect in one order, so it is this process that reads the file."""
+    """All workers must collect in the same order, so the controller reads the file."""
     node.workerinput["longest_first"] = last_run()
 
 
 def last_run():
     try:
-        return json.loads(KEPT.read_text())
+        return json.loads(DURATIONS_FILE.read_text())
     except (OSError, ValueError):
         return {}
 
@@ -86,20 +86,20 @@ def pytest_collection_modifyitems(config, items):
 
 
 def longest_first(items, seconds, key):
-    """`items`, those of a file together and in their order. What has not been measured yet goes first: what is known to take
-    long, then by the number of tests."""
+    """Sorts `items` by the durations of their files, the longest first, and keeps each file together and in order. Files
+    without a duration come first: those in SLOWEST, then by their number of tests."""
     counts = collections.Counter(map(key, items))
-    first = {file: place for place, file in enumerate(FIRST)}
+    first = {file: place for place, file in enumerate(SLOWEST)}
 
     def rank(item):
         file = key(item)
-        return (-seconds.get(file, float("inf")), first.get(file, len(FIRST)), -counts[file], file)
+        return (-seconds.get(file, float("inf")), first.get(file, len(SLOWEST)), -counts[file], file)
 
     return sorted(items, key=rank)
 
 
 class Durations:
-    """How long each file takes in this run, kept when all of them ran to their end."""
+    """Records the duration of each file; saved if every file ran to its end."""
 
     def __init__(self):
         self.seconds = collections.Counter()
@@ -109,10 +109,10 @@ class Durations:
 
     def pytest_sessionfinish(self, session, exitstatus):
         if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-            KEPT.parent.mkdir(exist_ok=True)
-            written = KEPT.with_suffix(f".{os.getpid()}")
+            DURATIONS_FILE.parent.mkdir(exist_ok=True)
+            written = DURATIONS_FILE.with_suffix(f".{os.getpid()}")
             written.write_text(json.dumps({file: round(seconds, 1) for file, seconds in self.seconds.most_common()}, indent=1))
-            written.replace(KEPT)
+            written.replace(DURATIONS_FILE)
 
 
 def pytest_configure(config):
@@ -122,5 +122,5 @@ def pytest_configure(config):
 
 
 def narrowed(config):
-    """Whether some servers or clients are left out."""
+    """Whether options exclude some servers or clients."""
     return any(config.getoption(option) != ",".join(known) for option, known in (("--target", NAMES), ("--client", COMMANDS)))

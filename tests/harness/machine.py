@@ -1,7 +1,5 @@
-"""A throw-away copy of this machine: its file system with everything written elsewhere, its own processes and network.
-
-For what changes a whole system, such as installing a package. It takes root.
-"""
+"""A disposable copy of this machine, for tests that change the whole system, such as installing a package: writes go to an
+overlay, and it has its own processes and network. Needs root."""
 
 import functools
 import itertools
@@ -38,13 +36,14 @@ ip link set lo up
 touch {directory}/ready
 {go_on}
 """
-# Of the machines of this process.
+# Numbers the copies made by this process.
 numbers = itertools.count()
 
 WITHOUT_SERVICES = "exec sleep infinity"
 
-# systemd has control groups of its own, and of its units only the log's to begin with: others change the kernel's settings and devices,
-# which are this machine's, too. The copy becomes the root of its spaces, as there are no user namespaces in a chroot (unshare(2)).
+# systemd has its own control groups and starts none of its units but the journal, because others change the kernel's settings
+# and devices, which belong to the host. The copy becomes the root of its namespaces, because a chroot has no user namespaces
+# (unshare(2)).
 WITH_SYSTEMD = """
 mkdir {directory}/groups
 mount -t cgroup2 none {directory}/groups
@@ -64,21 +63,21 @@ exec env --ignore-environment container=leveret {path} /lib/systemd/systemd --sy
 MOVED = "/run/leveret-tests"
 PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-# Its groups can be removed, from within, once the kernel has ended the last process in them.
+# Removes the control groups from within, once the kernel has ended the last process in them.
 LEAVE = """
 mount -t cgroup2 none {directory}
 until find {directory}/{group} -depth -type d -exec rmdir {{}} + 2>{directory}.left; do sleep 0.05; done
 """
 
 
-# What takes more than being called root: a container's may have no right to mount, or to make control groups.
+# Running as root is not enough: a container may lack the right to mount file systems or to make control groups.
 PROBE = "mount -t tmpfs none /mnt"
 PROBE_SYSTEMD = "mount -t cgroup2 none /mnt && rmdir $(mktemp -d /mnt/leveret-tests.XXXXXX) && test -x /lib/systemd/systemd"
 
 
 @functools.cache
 def why_impossible(probe):
-    """What keeps this machine from being copied; nothing if that works."""
+    """Why this machine cannot be copied; empty if it can."""
     try:
         done = subprocess.run([*SPACES, "sh", "-c", probe], capture_output=True, text=True, timeout=PATIENCE)
     except OSError as error:
@@ -87,14 +86,14 @@ def why_impossible(probe):
 
 
 def needed_for(what, systemd=False):
-    """Leaves the test out where this machine cannot be copied, unless it is just these tests that are asked for (make package-test)."""
+    """Skips the test where this machine cannot be copied, unless make package-test asks for it."""
     if reason := why_impossible(PROBE) or systemd and why_impossible(PROBE_SYSTEMD):
         leave = pytest.fail if os.environ.get("LEVERET_PACKAGE_TEST") else pytest.skip
         leave(f"{what} takes a copy of this machine, which takes root: {reason}")
 
 
 class Machine:
-    """Usable in a `with`; everything of it is gone afterwards."""
+    """A copy of the machine; leaving the `with` removes it completely."""
 
     go_on = WITHOUT_SERVICES
 
@@ -133,26 +132,26 @@ class Machine:
 
     @property
     def init(self):
-        """Its first process, as it is numbered here."""
+        """The copy's init process, by its id on the host."""
         children = Path(f"/proc/{self.holder.pid}/task/{self.holder.pid}/children").read_text().split()
         return int(children[0]) if children else None
 
     @property
     def root(self):
-        """Its file system as it is found from outside: it is mounted in the copy's spaces alone."""
+        """The copy's root directory as seen from the host; it is mounted only in the copy's namespaces."""
         return Path(f"/proc/{self.holder.pid}/root{self.directory}/root")
 
     @property
     def enter(self):
-        """What a command in its spaces comes into its file system by."""
+        """The command prefix that enters the copy's file system, within its namespaces."""
         return ["chroot", str(self.directory / "root")]
 
     def path(self, inside):
-        """Where a path of the copy is found from outside."""
+        """The host's path of a path in the copy."""
         return self.root / str(inside).lstrip("/")
 
     def argv(self, *command, env=None):
-        """The command line that runs a command there."""
+        """The command line that runs a command in the copy."""
         settings = [f"{key}={value}" for key, value in (env or {}).items()]
         return ["nsenter", "--target", str(self.init), "--mount", "--pid", "--net", "--ipc", "--uts"] + [
             *[*self.enter, "env", "--ignore-environment", PATH, "LANG=C.UTF-8", "HOME=/root"],
@@ -160,7 +159,7 @@ class Machine:
         ]
 
     def run(self, *command, env=None, check=True, stdin=None):
-        """Runs a command to its end; returns what it printed."""
+        """Runs a command until it exits; returns its output."""
         done = subprocess.run(
             self.argv(*command, env=env),
             env=clean_environment(),
@@ -175,7 +174,7 @@ class Machine:
 
 
 class MachineWithSystemd(Machine):
-    """One whose first process is a systemd. It starts no service that nobody asks for."""
+    """A copy whose init is systemd. It starts only the services that a test asks for."""
 
     go_on = WITH_SYSTEMD
     enter = ()
@@ -194,11 +193,12 @@ class MachineWithSystemd(Machine):
 
 
 class Manager:
-    """The end of a service manager (sd_notify(3)): what a service tells about itself."""
+    """The receiving side of sd_notify(3): what a service reports about itself."""
 
     def __init__(self, path):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        # By way of its directory: the name of a socket has 107 bytes at most (unix(7)), and those of a test's directories are long.
+        # Addressed through its directory: a socket's name has at most 107 bytes (unix(7)), and a test's directory is often
+        # longer.
         directory = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY)
         try:
             self.socket.bind(f"/proc/self/fd/{directory}/{os.path.basename(path)}")
@@ -213,13 +213,13 @@ class Manager:
         self.socket.close()
 
     def heard(self, seconds=PATIENCE):
-        """The next message, as a dictionary; the test fails when none comes."""
+        """The next message, as a dictionary; fails after a timeout."""
         self.socket.settimeout(seconds)
         text = self.socket.recv(4096).decode()
         return dict(line.split("=", 1) for line in text.split("\n") if line)
 
     def wait(self, key, seconds=PATIENCE):
-        """The next message that has this key; others are skipped."""
+        """The next message with this key; skips the others."""
         deadline = time.monotonic() + seconds
         while True:
             message = self.heard(max(deadline - time.monotonic(), 0.01))

@@ -1,4 +1,4 @@
-"""The management API, of Leveret or of RabbitMQ, as a client of it sees it."""
+"""A client of the management API of Leveret or RabbitMQ."""
 
 import base64
 import contextlib
@@ -25,14 +25,14 @@ ADMIN = "rabbitmq_server-*/plugins/rabbitmq_management-*/priv/www/cli/rabbitmqad
 
 
 class Management:
-    """One server's API, and what it serves AMQP at."""
+    """A server's management API and its AMQP address."""
 
     def __init__(self, server, url):
         self.server, self.url = server, url
         self.host, self.port = urlsplit(url).hostname, urlsplit(url).port
 
     def ask(self, method, path, body=None, user="guest:guest", headers=None):
-        """Status, headers and what JSON the body was; nothing of it if it was none."""
+        """Returns status, headers and the body's JSON, or `None` if the body is not JSON."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=PATIENCE)
         headers = {"content-type": "application/json", **(headers or {})}
         if user:
@@ -56,7 +56,7 @@ class Management:
         return self.ask(method, path, body, **options)[0]
 
     def eventually(self, path, holds):
-        """What a path answers as soon as that holds: RabbitMQ gathers its figures now and then."""
+        """The answer for a path once `holds` accepts it, because RabbitMQ updates its statistics periodically."""
         deadline = time.monotonic() + PATIENCE
         while not holds(body := self.get(path)):
             assert time.monotonic() < deadline, body
@@ -64,11 +64,11 @@ class Management:
         return body
 
     def admin(self, *arguments):
-        """The script that RabbitMQ's management plugin serves: exit code and output."""
+        """Runs the script rabbitmqadmin that RabbitMQ's management plugin serves; returns exit code and output."""
         [script] = PLUGINS.glob(ADMIN)
-        # Without site packages, of which it needs none: half of its time goes into its start.
+        # -S skips site-packages, which the script does not need; it halves the start-up time.
         argv = [sys.executable, "-S", script, "-H", self.host, "-P", str(self.port), *map(str, arguments)]
-        # In a home of its own, since it reads a file of settings there.
+        # With an empty home directory, because the script reads a settings file there.
         with tempfile.TemporaryDirectory() as home:
             environment = clean_environment(HOME=home)
             done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=PATIENCE)
@@ -90,7 +90,7 @@ def leveret(directory, *flags):
 
 @contextlib.contextmanager
 def beside(directories, version):
-    """The broker that follows a release of RabbitMQ, and that itself."""
+    """Leveret with the compatibility of a RabbitMQ release, and that RabbitMQ."""
     if reason := missing(version):
         pytest.skip(f"RabbitMQ {version}: {reason}")
     flags = ("--compatibility", version)

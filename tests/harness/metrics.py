@@ -1,4 +1,4 @@
-"""What a server tells of itself at /metrics, and waiting for it to change."""
+"""Reads a server's metrics, and polls for changes."""
 
 import re
 import time
@@ -8,7 +8,7 @@ from harness.patience import PATIENCE
 
 
 def metric(server, name):
-    """The value of a series; of the only one if `name` is without its labels."""
+    """The value of a series; `name` may omit the labels if the family has one series."""
     with urllib.request.urlopen(server.http + "/metrics", timeout=PATIENCE) as answer:
         text = answer.read().decode()
     found = re.search(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
@@ -17,7 +17,7 @@ def metric(server, name):
 
 
 def wait_until(condition, seconds=PATIENCE):
-    """For what the server offers no event for: asks again until it holds."""
+    """Polls until the condition holds, for changes that no event announces."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"

@@ -22,8 +22,8 @@ PERSISTENT = pika.BasicProperties(delivery_mode=2)
 
 
 class Movable:
-    """A Leveret on fixed ports with a data directory, which may be killed and started again; a process that has taken over from it is
-    killed at the end as well."""
+    """A Leveret on fixed ports with a data directory, which tests may kill and restart. The end of the test also kills a
+    process that took over from it."""
 
     def __init__(self, directory, stack, *flags):
         self.directory, self.stack, self.flags, self.runs = directory, stack, flags, 0
@@ -47,12 +47,12 @@ class Movable:
         return f"amqp://guest:guest@127.0.0.1:{self.amqp}"
 
     def status(self):
-        """The queues of the move; `None` while nobody answers."""
+        """The queues of the move; `None` while the server does not answer."""
         code, out, _ = self.ctl.raw("--format", "json", "migrate", "--status")
         return json.loads(out) if code == 0 else None
 
     def moved(self):
-        """Messages that have moved in the process that serves."""
+        """Messages moved by the process that is serving."""
         status = self.status()
         return sum(queue["moved"] for queue in status) if status else 0
 
@@ -63,7 +63,7 @@ class Movable:
         end_processes(self.successors())
 
     def successors(self):
-        """Processes with this one's command line but for its id."""
+        """Processes with the same command line as this one, without itself."""
         mark = f"127.0.0.1:{self.amqp}".encode()
         for entry in os.listdir("/proc"):
             if entry.isdigit() and int(entry) != self.server.pid:
@@ -74,7 +74,7 @@ class Movable:
 
 
 class Running:
-    """A `leveret ctl migrate` that runs beside the test."""
+    """A `leveret ctl migrate` that runs while the test continues."""
 
     def __init__(self, movable, words, **env):
         self.result = None
@@ -87,19 +87,19 @@ class Running:
         self.process.communicate()
 
     def end(self):
-        """(exit code, standard output, standard error)."""
+        """Waits for its end: (exit code, standard output, standard error)."""
         out, error = self.process.communicate(timeout=TEST_SECONDS)
         return self.process.returncode, out, error
 
 
 def to(cluster, *more, port=None):
-    """The words of a move to a RabbitMQ."""
+    """The arguments to move to a RabbitMQ."""
     port = port or cluster.port
     return ("migrate", "--to", f"amqp://127.0.0.1:{port}", "--to-management", cluster.http, *more)
 
 
 def with_unix_socket(movable):
-    """Starts it again with a listener for STOMP at a Unix socket; returns the path."""
+    """Restarts the server with a STOMP listener on a Unix socket; returns the path."""
     path = movable.directory / "stomp.sock"
     movable.flags = ("--stomp", f"unix:{path}")
     movable.restart()
@@ -117,7 +117,7 @@ def fill(server, queue, bodies, properties=PERSISTENT, arguments=None, durable=T
 
 
 def take_all(server, queue):
-    """All messages of a queue: (method, properties, body)."""
+    """Takes all messages of a queue: (method, properties, body)."""
     found = []
     with connect(server) as client:
         channel = client.channel()
@@ -135,7 +135,7 @@ def numbers(count, first=0):
 
 
 def migration_fixtures(scope="module"):
-    """A RabbitMQ of either release, and a Leveret that may move."""
+    """Fixtures: a RabbitMQ of either release, and a Leveret that can migrate."""
 
     @pytest.fixture(scope=scope, params=["3.10", "4"])
     def cluster(request, tmp_path_factory):

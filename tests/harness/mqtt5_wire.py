@@ -14,7 +14,7 @@ WILL, WILL_RETAIN, LOGIN = 0x04, 0x20, 0xC0
 
 
 class Mqtt5Wire(MqttWire):
-    """A socket that packets of MQTT 5.0 are written to, and read from as dictionaries."""
+    """A socket that sends MQTT 5.0 packets, and reads packets as dictionaries."""
 
     def connect(self, name, *, clean=True, keep_alive=60, will=None, user="guest", password="guest", **properties):
         """`will` is topic, payload, QoS, whether to retain it, and its properties. Returns the answer."""
@@ -29,14 +29,14 @@ class Mqtt5Wire(MqttWire):
         return self.answer()
 
     def publish(self, topic, body=b"", qos=1, packet_id=1, retain=False, dup=False, **properties):
-        """Returns the answer, if there is to be one."""
+        """Returns the answer, unless QoS 0 has none."""
         number = struct.pack(">H", packet_id) if qos else b""
         flags = qos << 1 | (8 if dup else 0) | (1 if retain else 0)
         self.send_packet(PUBLISH, text(topic) + number + packed(PUBLISH, properties) + body, flags)
         return self.answer() if qos else None
 
     def subscribe(self, *filters, packet_id=1, **properties):
-        """Each filter with its options, as the byte on the wire; returns the answer."""
+        """Each filter comes with its options byte; returns the answer."""
         listed = b"".join(text(name) + bytes([options]) for name, options in filters)
         self.send_packet(SUBSCRIBE, struct.pack(">H", packet_id) + packed(SUBSCRIBE, properties) + listed)
         return self.answer()
@@ -50,19 +50,19 @@ class Mqtt5Wire(MqttWire):
         self.send_packet(DISCONNECT, bytes([reason]) + packed(DISCONNECT, properties))
 
     def ping(self):
-        """Whether nothing but the answer to a PINGREQ was on its way: what came before it is the result."""
+        """Sends a PINGREQ and returns the packets that arrived before its answer; empty if there were none."""
         self.send_packet(PINGREQ, b"")
         return self.until("PINGRESP")
 
     def until(self, name):
-        """The packets before one of this name, or before the end of the stream, which is None."""
+        """The packets up to one of this name, exclusive, or up to the end of the stream, which adds `None`."""
         packets = []
         while (packet := self.answer()) is not None and packet["packet"] != name:
             packets.append(packet)
         return packets if packet else [*packets, None]
 
     def answer(self):
-        """The next packet; None at the end of the stream."""
+        """The next packet; `None` at the end of the stream."""
         head = self.take(1)
         if head is None:
             return None
@@ -71,7 +71,8 @@ class Mqtt5Wire(MqttWire):
 
 
 def packets(*requests):
-    """SUBSCRIBEs, each with its options, and UNSUBSCRIBEs, of one filter or several, numbered from 1, as one write."""
+    """Joins SUBSCRIBEs (each filter with its options) and UNSUBSCRIBEs (of one or more filters) into one write, with packet
+    identifiers from 1."""
     sent = b""
     for number, (names, options) in enumerate(requests, 1):
         names = [names] if isinstance(names, str) else names
@@ -103,7 +104,7 @@ def decoded(kind, body, flags):
 
 
 def reason_of(kind, data):
-    """A reason code, which may be left out with the properties behind it."""
+    """The reason code; it may be absent together with the properties after it."""
     return {"reason": data[0] if data else 0} | (properties_of(kind, data[1:])[0] if data[1:] else {})
 
 
@@ -115,7 +116,7 @@ def packed(kind, values):
 
 
 def properties_of(kind, data):
-    """The properties at the beginning of these bytes, by name, and what is behind them."""
+    """Parses properties: a dictionary by name, and the remaining bytes."""
     properties = Properties(kind)
     _, size = properties.unpack(data)
     names = [name.replace(" ", "") for name in properties.names]

@@ -1,4 +1,5 @@
-"""Leveret and RabbitMQ, each with its ports of MQTT and STOMP, over TCP and WebSocket; and the pool in front of a RabbitMQ without these plugins."""
+"""Leveret and RabbitMQ with MQTT and STOMP listeners over TCP and WebSocket, and the pool in front of a RabbitMQ without
+these plugins."""
 
 import contextlib
 import os
@@ -13,14 +14,14 @@ from harness.leveret import Leveret
 from harness.ports import free_ports
 from harness.rabbitmq import RabbitMq
 from harness.releases import TAKEN_AFTER, missing
-from harness.targets import POOL, RABBITMQ, lacking
+from harness.targets import POOL, RABBITMQ, missing_target
 
 ANY = "127.0.0.1:0"
 FLAGS = ("--mqtt", ANY, "--web-mqtt", ANY, "--stomp", ANY, "--web-stomp", ANY, "--ws", ANY)
-# The embedded broker, and Leveret in front of each RabbitMQ.
+# The embedded broker, and the pool in front of each RabbitMQ.
 SERVED = ["leveret", *POOL]
 PLUGINS = "rabbitmq_mqtt,rabbitmq_web_mqtt,rabbitmq_stomp,rabbitmq_web_stomp"
-# Made at once, as a command of rabbitmqctl takes a second.
+# Virtual hosts are created in batches, because each rabbitmqctl command takes a second.
 VHOSTS = 10
 MAKE_VHOSTS = """
     [begin
@@ -33,8 +34,8 @@ UNUSED_VHOSTS = {}
 
 
 class Broker:
-    """A server that speaks everything: `kind` is leveret, rabbitmq, or one of the pools. With `targets` a pool is in front of a
-    RabbitMQ that others share, and its MQTT clients have a virtual host of their own there; otherwise it has a RabbitMQ of its own."""
+    """A server that speaks all protocols: `kind` is leveret, rabbitmq, or one of the pools. With `targets`, a pool uses the
+    shared RabbitMQ, where its MQTT clients have their own virtual host; otherwise it has its own RabbitMQ."""
 
     def __init__(self, kind, directory, *flags, targets=None):
         self.kind, self.directory = kind, directory
@@ -59,7 +60,7 @@ class Broker:
                 f"stomp.listeners.tcp.1 = 127.0.0.1:{self.stomp}",
                 f"web_mqtt.tcp.port = {self.web_mqtt}",
                 f"web_stomp.tcp.port = {self.web_stomp}",
-                # As text, its default, bytes that are no UTF-8 fail the WebSocket.
+                # The default, text frames, fails the WebSocket when a payload is not UTF-8.
                 "web_stomp.ws_frame = binary",
             ]
             self.server = RabbitMq(directory, *settings, plugins=PLUGINS, version=TAKEN_AFTER)
@@ -71,17 +72,17 @@ class Broker:
         self.web_mqtt, self.web_stomp = self.port("web-mqtt", "ws"), self.port("web-stomp", "ws")
 
     def kill(self):
-        """Kills Leveret, and starts it again."""
+        """Kills Leveret and restarts it."""
         self.server.kill()
         self.start(*self.flags)
 
     def port(self, name, scheme):
-        """Where a listener of Leveret's is."""
+        """The port of one of Leveret's listeners."""
         return listening(self.server, name, scheme)
 
     @property
     def uri(self):
-        """Of AMQP, in the virtual host of MQTT clients."""
+        """The AMQP URI of the MQTT clients' virtual host."""
         return in_vhost(self.server.uri, self.vhost)
 
     def channel(self):
@@ -94,8 +95,8 @@ class Broker:
 
 
 def shared(kind, targets):
-    """Flags of a pool in front of the RabbitMQ that tests share, and the virtual host there of its MQTT clients."""
-    if reason := lacking(kind):
+    """The flags of a pool in front of the shared RabbitMQ, and the virtual host of its MQTT clients."""
+    if reason := missing_target(kind):
         pytest.skip(reason)
     rabbitmq = targets[POOL[kind]]
     vhost = new_vhost(rabbitmq)
@@ -103,7 +104,7 @@ def shared(kind, targets):
 
 
 def new_vhost(rabbitmq):
-    """A virtual host that nobody has used."""
+    """A virtual host that no test has used."""
     unused = UNUSED_VHOSTS.setdefault(rabbitmq.node, [])
     if not unused:
         unused += [f"mqtt-{rabbitmq.node}-{secrets.token_hex(4)}" for _ in range(VHOSTS)]
@@ -130,8 +131,8 @@ def listening(server, name, scheme):
 
 
 class KilledServer:
-    """A server with MQTT on a data directory, which can be killed and started again: the embedded broker, or a pool in front of a
-    RabbitMQ that others share."""
+    """A server with MQTT and a data directory that tests kill and restart: the embedded broker, or a pool in front of the
+    shared RabbitMQ."""
 
     def __init__(self, directory, *flags, kind="leveret", targets=None):
         self.kind, self.directory, self.flags, self.vhost = kind, directory, flags, "/"
@@ -147,7 +148,7 @@ class KilledServer:
 
     @property
     def uri(self):
-        """Of AMQP, in the virtual host of MQTT clients."""
+        """The AMQP URI of the MQTT clients' virtual host."""
         return in_vhost(self.server.uri, self.vhost)
 
     def kill(self):

@@ -1,4 +1,4 @@
-"""An MQTT client of paho's, with what a test waits for."""
+"""A paho MQTT client with the waits that tests need."""
 
 import queue
 import threading
@@ -10,19 +10,19 @@ from paho.mqtt.properties import Properties
 from harness.patience import PATIENCE
 
 V311, V5 = paho.MQTTv311, paho.MQTTv5
-# What `reason_of` returns for a message that is not permitted, by its QoS. With 2, paho releases what was refused, and reports the
-# answer to that: there is no such message (MQTT 5, 4.3.3).
+# What `reason_of` returns for a message that is not permitted, by QoS. At QoS 2, paho sends PUBREL even for a refused message,
+# and reports the answer to that: packet identifier not found (MQTT 5, 4.3.3).
 REFUSED = {1: 0x87, 2: 0x92}
 
 
 def persistent_session(version):
-    """The options of a client whose session outlives its connection, by an hour if the version says how long."""
+    """Options of a client with a persistent session; with MQTT 5.0 it expires after an hour."""
     return {"keep": True, "expiry": 3600 if version == V5 else None}
 
 
 class Client(paho.Client):
-    """`handled` has the messages that are acknowledged. paho acknowledges a message once its callback has returned: to a test that knew of it
-    earlier, its DISCONNECT could come first."""
+    """`handled` has the messages that paho has acknowledged. It acknowledges a message after its callback returns; if the
+    callback told the test, the test's DISCONNECT could come first."""
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
@@ -37,7 +37,7 @@ class Client(paho.Client):
 
 
 class MqttClient:
-    """A connected client. Messages are in `messages`; reason codes of SUBACKs are returned by `subscribe`."""
+    """A connected client. Received messages are in `messages`; `subscribe` returns the reason codes of the SUBACK."""
 
     def __init__(self, port, name, version=V311, *, keep=False, expiry=None, will=None, user="guest", password="guest",
                  transport="tcp", path="/ws", tls=None, manual_ack=False, inflight=20):
@@ -82,13 +82,13 @@ class MqttClient:
         self.answers.get(timeout=PATIENCE)
 
     def publish(self, topic, payload=b"", qos=1, retain=False, properties=None):
-        """Returns when the message is acknowledged, at QoS 0 when it is sent."""
+        """Returns once the message is acknowledged, or sent if it has QoS 0."""
         info = self.client.publish(topic, payload, qos, retain, properties)
         info.wait_for_publish(PATIENCE)
         assert info.is_published()
 
     def reason_of(self, topic, payload, qos=1, retain=False):
-        """Publishes a message of MQTT 5; returns the reason code with which it is acknowledged."""
+        """Publishes an MQTT 5.0 message; returns the reason code of its acknowledgement."""
         reasons = queue.Queue()
         self.client.on_publish = lambda _c, _u, _mid, reason, _properties: reasons.put(reason.value)
         self.publish(topic, payload, qos, retain)
@@ -106,7 +106,7 @@ class MqttClient:
         self.client.loop_stop()
 
     def vanish(self):
-        """Closes the socket without a word."""
+        """Closes the socket without a DISCONNECT."""
         self.client._sock.close() if self.client._sock else None
         self.client.loop_stop()
 

@@ -1,7 +1,8 @@
-"""A fleet of MQTT clients whose sessions last: a load that keeps accounts of what it was promised, while servers come and go.
+"""MQTT clients with persistent sessions that account for every acknowledged message while servers are killed and restarted.
 
-Each client publishes numbered messages, in turn at QoS 1 and 2, to the topic that the next one has subscribed to. One that loses its
-server goes to another, and sends again there what was not acknowledged, under the same packet identifiers.
+Each client publishes numbered messages, alternately at QoS 1 and 2, to the topic that the next client has subscribed to.
+A client that loses its server connects to another one, and resends its unacknowledged messages there with the same packet
+identifiers.
 """
 
 import asyncio
@@ -18,22 +19,23 @@ from harness.patience import PATIENCE
 
 # Protocol levels.
 V311, V5 = 4, 5
-# Of a client: messages that it has not heard of, of the 65,535 that it may have.
+# Unacknowledged messages of a client, of the 65,535 allowed.
 WINDOW = 4
-# Messages of each client, in the middle of which there is trouble.
+# Messages of each client per round; the fault occurs halfway.
 WORK = 5 * WINDOW
-# Seconds between attempts to connect, while no server can be reached.
+# Seconds between connection attempts while no server is reachable.
 REST = 0.2
 EXPIRY = 3600
-# The property of CONNECT.
+# The property identifier in CONNECT.
 SESSION_EXPIRY = 0x11
-# Reason codes: those from here on, and that of a server which has not seen the message.
+# Reason codes: errors begin here, and packet identifier not found.
 FAILURE, UNKNOWN_ID = 0x80, 0x92
 
 
 @dataclass
 class Sent:
-    """A message that is not acknowledged yet. `released` is set by PUBREC, `again` once it was written to a connection that is gone."""
+    """An unacknowledged message. PUBREC sets `released`; `again` is set once the message was written to a connection that
+    was lost."""
 
     body: bytes
     qos: int
@@ -42,16 +44,16 @@ class Sent:
 
 
 class Fleet:
-    """`ports` are those of the servers. The clients run in a thread of their own until `finish`."""
+    """`ports` are the servers' ports. The clients run in one thread until `finish`."""
 
     def __init__(self, ports, count):
         self.ports = ports
-        # What goes on, if something does.
+        # The name of the current fault, if there is one.
         self.troubled = None
-        # Set when a trouble may begin, after so many acknowledgements more.
+        # `under_way` is set, to let the fault begin, after `until_under_way` more acknowledgements.
         self.under_way, self.until_under_way = threading.Event(), 0
-        # Bodies that were acknowledged, with whom they are for; those that may have arrived twice, with the trouble that they were
-        # under way in; and what clients were told against the rules.
+        # Acknowledged bodies with their recipients; bodies that may arrive twice, with the fault during which they were in
+        # flight; and protocol violations that clients observed.
         self.acknowledged, self.excused, self.faults = {}, {}, []
         self.clients = [FleetClient(self, number, V5 if number % 2 else V311) for number in range(count)]
         self.loop, self.tasks = asyncio.new_event_loop(), []
@@ -61,11 +63,11 @@ class Fleet:
         self.wait_until(lambda client: client.subscribed)
 
     def topic(self, number):
-        """Of the client with this number, modulo how many there are."""
+        """The topic of a client; numbers wrap around."""
         return f"fleet/{number % len(self.clients)}"
 
     def go_on(self, count=WINDOW):
-        """Waits until each client has had so many more messages acknowledged."""
+        """Waits until this many more messages of each client are acknowledged."""
         self.call(self.add_work, count)
         self.wait_until(lambda client: client.is_idle())
 
@@ -76,7 +78,8 @@ class Fleet:
 
     @contextlib.contextmanager
     def trouble(self, name):
-        """While it lasts, and until what was under way is acknowledged, messages may arrive twice. It begins in the middle of work."""
+        """Until the block ends and all messages in flight are acknowledged, messages may arrive twice. The fault begins
+        while messages are in flight."""
         self.under_way.clear()
         self.call(self.begin_trouble, name)
         assert self.under_way.wait(PATIENCE), self.faults
@@ -90,7 +93,7 @@ class Fleet:
             for sent in client.unacknowledged.values():
                 self.excuse(sent.body)
         self.add_work(WORK)
-        # When half of it is acknowledged.
+        # Once half of them are acknowledged.
         self.until_under_way = WORK * len(self.clients) // 2
 
     def excuse(self, body):
@@ -107,11 +110,11 @@ class Fleet:
         self.troubled = None
 
     def received(self):
-        """Bodies by the number of the client that they have come to, each with how often it came, and how often without DUP."""
+        """For each client, its received bodies with the number of copies and the number without DUP."""
         return [(client.came, client.came_new) for client in self.clients]
 
     def wait_for(self, expected):
-        """Waits until each client has what is expected of it, which is a set of bodies for each."""
+        """Waits until each client has received its expected set of bodies."""
         self.wait_until(lambda client: expected[client.number] <= client.came.keys(), strict=False)
 
     def finish(self):
@@ -129,7 +132,7 @@ class Fleet:
         self.loop.call_soon_threadsafe(function, *arguments)
 
     def wait_until(self, holds, strict=True):
-        """Waits until that holds for every client; fails, if strict, when it has not become so in time."""
+        """Waits until the condition holds for every client; if strict, fails after a timeout."""
 
         async def all_of_them():
             for client in self.clients:
@@ -150,17 +153,17 @@ class FleetClient:
     def __init__(self, fleet, number, version):
         self.fleet, self.number, self.version = fleet, number, version
         self.turn = number
-        # Messages that are still to be published.
+        # Messages still to be published.
         self.work = 0
         self.published = 0
-        # By packet identifier, in the order in which they were published first.
+        # By packet identifier, in the order of the first publish.
         self.unacknowledged = {}
         self.free_ids = collections.deque(range(1, WINDOW + 1))
         self.came, self.came_new = collections.Counter(), collections.Counter()
         self.subscribed = False
         self.highest_qos = 2
         self.state = "new"
-        # `wake` is set when there is something to write; `changed` when the fleet may be interested.
+        # `wake` is set when there is something to write, `changed` when the state visible to the fleet changes.
         self.wake, self.changed = asyncio.Event(), asyncio.Event()
 
     def is_idle(self):
@@ -168,7 +171,7 @@ class FleetClient:
 
     async def run(self):
         while True:
-            # Its own server first; while that is gone, the other.
+            # Its own server first; the other one while that is down.
             port = self.fleet.ports[self.turn % len(self.fleet.ports)]
             try:
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -210,7 +213,7 @@ class FleetClient:
 
     def connect(self):
         properties = properties_of(struct.pack(">BI", SESSION_EXPIRY, EXPIRY)) if self.version == V5 else b""
-        # Neither a clean start nor a keep alive.
+        # No clean start and no keep alive.
         head = text("MQTT") + struct.pack(">BBH", self.version, WITH_LOGIN, 0) + properties
         return encoded(CONNECT, head + text(f"fleet-{self.number}") + text("guest") + text("guest"))
 
@@ -223,7 +226,7 @@ class FleetClient:
         return encoded(PUBLISH, head + sent.body, sent.qos << 1 | (8 if sent.again else 0))
 
     async def publish_on(self, writer):
-        """Publishes what there is to publish, while there are free packet identifiers."""
+        """Publishes while there is work and a free packet identifier."""
         while True:
             self.wake.clear()
             while self.work and self.free_ids and self.subscribed:
@@ -271,7 +274,7 @@ class FleetClient:
             self.fault(f"{kind} for {packet_id}, which is free")
             return
         if reason >= FAILURE and not (kind == PUBCOMP and reason == UNKNOWN_ID and sent.again):
-            # RabbitMQ refuses what it cannot store while a queue has no leader; another message is published instead.
+            # RabbitMQ rejects what it cannot store while a queue has no leader; the client publishes another message instead.
             if sent.body not in self.fleet.excused:
                 self.fault(f"{kind} with {reason:#x} for {sent.body}")
             self.work += 1
@@ -292,7 +295,7 @@ class FleetClient:
 
 
 async def packet(reader):
-    """Kind, flags, and what is behind the length."""
+    """Kind, flags, and the bytes after the length."""
     head = (await reader.readexactly(1))[0]
     size = shift = 0
     while True:

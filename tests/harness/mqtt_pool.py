@@ -1,4 +1,4 @@
-"""Leveret with MQTT in front of a RabbitMQ, whose own MQTT clients are on the same topics and sessions."""
+"""Leveret with MQTT in front of a RabbitMQ whose native MQTT clients use the same topics and sessions."""
 
 import contextlib
 import time
@@ -19,10 +19,10 @@ PLUGINS = "rabbitmq_mqtt"
 
 
 class MqttPool:
-    """`mqtt` and `web` are Leveret's ports, `native` is RabbitMQ's own. `version` is that of RabbitMQ."""
+    """`mqtt` and `web` are Leveret's ports, `native` is RabbitMQ's. `version` is the RabbitMQ release."""
 
     def __init__(self, version, directory, *flags, settings=()):
-        """`settings` are RabbitMQ's."""
+        """`settings` go to RabbitMQ."""
         self.version, self.directory, self.flags = version, directory, flags
         self.kind = next(kind for kind in POOL if release_of(kind) == version)
         (self.native,) = free_ports(1)
@@ -37,7 +37,7 @@ class MqttPool:
         self.web = listening(self.server, "web-mqtt", "ws")
 
     def another(self, name="leveret", flags=None):
-        """One more Leveret in front of the same RabbitMQ."""
+        """Starts another Leveret in front of the same RabbitMQ."""
         own = self.flags if flags is None else flags
         flags = ("--upstream", f"amqp://127.0.0.1:{self.rabbitmq.port}", "--mqtt", ANY, "--web-mqtt", ANY, *own)
         return Leveret(self.directory / name, *flags)
@@ -47,13 +47,13 @@ class MqttPool:
 
     @contextlib.contextmanager
     def channel(self):
-        """An AMQP channel of RabbitMQ's, for the length of a `with`."""
+        """An AMQP channel to RabbitMQ for the length of a `with`."""
         with pika.BlockingConnection(pika.URLParameters(self.rabbitmq.uri)) as connection:
             yield connection.channel()
 
     def left(self, queue):
-        """The number of messages in a queue once nobody consumes from it; of those that are not acknowledged, RabbitMQ does not tell. What is
-        published earlier may go to a client that has left, and come back behind later messages."""
+        """The number of ready messages once the queue has no consumers; RabbitMQ does not count unacknowledged ones here.
+        Messages published before that may go to a departed client, and be requeued behind later ones."""
         with self.channel() as channel:
             deadline = time.monotonic() + PATIENCE
             while (now := channel.queue_declare(queue, passive=True).method).consumer_count:
@@ -68,7 +68,7 @@ class MqttPool:
 
 
 def fixture_of(kind):
-    """A fixture of a module: a pool of this kind, in front of each release that can be run here."""
+    """A module's fixture: one such pool for each installed RabbitMQ release."""
 
     @pytest.fixture(scope="module", params=RELEASES)
     def started(request, tmp_path_factory):

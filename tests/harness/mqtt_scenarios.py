@@ -1,4 +1,4 @@
-"""What the scenarios of tests/websocket/mqtt_scenarios.mjs and mqtt5_scenarios.mjs are to see, in Node and in a browser."""
+"""The expected results of tests/websocket/mqtt_scenarios.mjs and mqtt5_scenarios.mjs, in Node and in a browser."""
 
 MQTT_311 = {
     "every_quality": {
@@ -18,11 +18,11 @@ MQTT_311 = {
     "reconnecting": {"payload": "after"},
 }
 
-# What RabbitMQ 3.10 does otherwise (docs/compatibility.md).
+# Where RabbitMQ 3.10 differs (docs/compatibility.md).
 RABBITMQ_311 = {
     "every_quality": {**MQTT_311["every_quality"], "2": {"granted": [1], "payload": "at 2", "came": 1, "retain": False}},
 }
-# Over WebSocket it closes before its CONNACK is read, and publishes the will of a client that has said goodbye.
+# Over WebSocket, RabbitMQ 3.10 closes before its CONNACK is read, and publishes the will of a client that sent DISCONNECT.
 RABBITMQ_311_WEB = {
     "refusals": {"password": "closed", "vhost": "closed", "named": "let in"},
     "will": {"topic": "polite", "payload": "gone"},
@@ -37,7 +37,7 @@ MQTT_5 = {
         "expires": True,
         "userProperties": {"a": ["1", "2"], "b": "3"},
     },
-    # 16: nobody has subscribed. 17: there was no such subscription. 134: bad user name or password.
+    # 16: no subscribers. 17: no such subscription. 134: bad user name or password.
     "reason_codes": {"puback": 16, "pubrec": 16, "unsuback": [17], "wrong": 134},
     "topic_aliases": {"seen": ["a", "b", "a", "b", "a"], "offered": True},
     "receive_maximum": {"inOrder": 20},
@@ -52,14 +52,14 @@ MQTT_5 = {
     "assigned_name": {"given": True},
 }
 
-# By scenario, why a pool does otherwise (docs/compatibility.md).
+# Why a pool differs, by scenario (docs/compatibility.md).
 IN_FRONT_OF_AN_UPSTREAM = {
     "reason_codes": "a client is not told whether anybody has subscribed",
 }
 
 
 def of_311(kind, transport="tcp"):
-    """What MQTT 3.1.1 clients see of a kind of server."""
+    """The expected results of MQTT 3.1.1 clients for a kind of server."""
     if kind != "rabbitmq":
         return MQTT_311
     return {**MQTT_311, **RABBITMQ_311, **(RABBITMQ_311_WEB if transport == "web" else {})}

@@ -1,4 +1,4 @@
-"""MQTT 3.1.1 byte by byte, for what no client library does: half a conversation, and none at all."""
+"""MQTT 3.1.1 byte by byte, for protocol errors and incomplete exchanges that no client library sends."""
 
 import socket
 import struct
@@ -6,14 +6,14 @@ import struct
 from harness.patience import PATIENCE
 
 CONNECT, CONNACK, PUBLISH, PUBACK, PUBREC, PUBREL, PUBCOMP, SUBSCRIBE, SUBACK = range(1, 10)
-# Flags that these always have.
+# The fixed flags of these packet types.
 FLAGS = {PUBREL: 2, SUBSCRIBE: 2}
 CLEAN = 0x02
 WITH_LOGIN = 0xC0
 
 
 class MqttWire:
-    """A socket that packets are written to and read from."""
+    """A socket that sends and reads packets."""
 
     def __init__(self, port):
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
@@ -41,7 +41,7 @@ class MqttWire:
         self.send_packet(SUBSCRIBE, struct.pack(">H", 1) + text(topic) + bytes([qos]))
 
     def packet(self):
-        """The next packet: (kind, what is behind its length); None at the end of the stream."""
+        """The next packet: (kind, bytes after its length); `None` at the end of the stream."""
         head = self.take(1)
         if head is None:
             return None
@@ -54,13 +54,13 @@ class MqttWire:
                 return head[0] >> 4, self.take(size)
 
     def expect(self, kind):
-        """The packet identifier of the next packet, which is an acknowledgement of this kind."""
+        """Reads the next packet, an acknowledgement of this kind; returns its packet identifier."""
         came, body = self.packet()
         assert came == kind, (came, body)
         return struct.unpack(">H", body[:2])[0]
 
     def message(self):
-        """The next packet, which is a PUBLISH: (packet identifier, payload)."""
+        """Reads the next packet, a PUBLISH: (packet identifier, payload)."""
         kind, body = self.packet()
         assert kind == PUBLISH, (kind, body)
         return of_publish(body)
@@ -82,7 +82,7 @@ class MqttWire:
 
 
 def encoded(kind, body, flags=None):
-    """A packet; flags are those that its kind always has, unless others are given."""
+    """A packet; `flags` default to the fixed flags of its type."""
     return bytes([kind << 4 | (FLAGS.get(kind, 0) if flags is None else flags)]) + varint(len(body)) + body
 
 

@@ -1,8 +1,6 @@
-"""Messages with numbers, published and consumed by the hundred thousand per second: what is lost, repeated or out of order is
-seen, and the messages are the load, not the client.
-
-All frames of a message have the same length as those of any other, so that many are written and read in one go.
-"""
+"""Publishes and consumes numbered messages at hundreds of thousands per second, and detects loss, duplication and
+reordering. All messages have frames of equal length, so many of them are written and read with one call; the client is
+not the bottleneck."""
 
 import socket
 import struct
@@ -13,14 +11,14 @@ from harness.wire import frame, publish_arguments, short_string
 CONFIRM_SELECT, CONFIRM_SELECT_OK = (85, 10), (85, 11)
 BASIC_DELIVER, BASIC_ACK = (60, 60), (60, 80)
 PERSISTENT, TRANSIENT = 2, 1
-# Messages of one write: larger ones are no faster.
+# Messages per write; more are not faster.
 BATCH = 100
 READ = 1 << 20
 TAG = "c"
 
 
 class Session(Wire):
-    """A connection with one channel, on which whole runs of frames are read."""
+    """A connection with one channel that reads whole runs of frames."""
 
     def __init__(self, server):
         super().__init__(server.port)
@@ -32,7 +30,7 @@ class Session(Wire):
         self.expect(answer)
 
     def whole(self, pattern):
-        """Waits for frames of this form, and gives all that have come, each as its fields."""
+        """Waits for frames that match the pattern; returns the fields of each that has arrived."""
         while len(self.pending) < pattern.size:
             self.pending += self.socket.recv(READ)
         end = len(self.pending) // pattern.size * pattern.size
@@ -41,7 +39,7 @@ class Session(Wire):
 
 
 class Publisher(Session):
-    """Publishes messages of `size` bytes to a queue, with confirms; each body begins with its number."""
+    """Publishes messages of `size` bytes to a queue with confirms; each body begins with its number."""
 
     # Delivery tag and "multiple" of a basic.ack.
     ACK = struct.Struct(">7xHHQBB")
@@ -56,11 +54,11 @@ class Publisher(Session):
         number_at = len(message) - size - 1
         self.numbers_at = [number_at + index * len(message) for index in range(BATCH)]
         self.first, self.window = first, window
-        # How many were published, and how many of these are confirmed.
+        # Messages published, and those of them that are confirmed.
         self.published = self.confirmed = 0
 
     def publish(self, count):
-        """Publishes so many more; at most `window` of them are unconfirmed in the end."""
+        """Publishes this many more messages; returns with at most `window` of them unconfirmed."""
         end = self.published + count
         while self.published < end:
             here = min(BATCH, end - self.published)
@@ -72,7 +70,7 @@ class Publisher(Session):
                 self.read_confirms()
 
     def finish(self):
-        """Waits until all is confirmed."""
+        """Waits until all messages are confirmed."""
         while self.confirmed < self.published:
             self.read_confirms()
 
@@ -84,12 +82,13 @@ class Publisher(Session):
 
 
 class Consumer(Session):
-    """Consumes what a [`Publisher`] has published to a queue, and acknowledges it."""
+    """Consumes and acknowledges the messages of a [`Publisher`]."""
 
     def __init__(self, server, queue, size=1024, prefetch=2000, property_bytes=1):
-        """`property_bytes` is the length of each message's properties behind their flags: that of a delivery mode alone."""
+        """`property_bytes` is the length of each message's properties without their flags; the default is a delivery mode
+        only."""
         super().__init__(server)
-        # Method, delivery tag, redelivered, number, and what ends the last frame.
+        # Method, delivery tag, redelivered, number, and the end of the last frame.
         header = len(frame(HEADER, 1, bytes(14 + property_bytes)))
         between = len(short_string("") + short_string(queue)) + 1 + header + 7
         self.delivery = struct.Struct(f">7xHH{1 + len(TAG)}xQ?{between}xQ{size - 8}xB")
@@ -98,7 +97,7 @@ class Consumer(Session):
         self.call(BASIC_CONSUME, arguments, BASIC_CONSUME_OK)
 
     def consume(self, count):
-        """Yields number and "redelivered" of so many messages, acknowledged once the next are asked for."""
+        """Yields number and "redelivered" of this many messages; a batch is acknowledged when the next one is requested."""
         while count > 0:
             for group, method, tag, redelivered, number, end in self.whole(self.delivery):
                 assert ((group, method), end) == (BASIC_DELIVER, 0xCE)
@@ -109,7 +108,7 @@ class Consumer(Session):
             self.send_method(1, BASIC_ACK, struct.pack(">QB", tag, 1))
 
     def finish(self):
-        """Closes the connection once the server has taken the acknowledgements, whatever else it has sent."""
+        """Closes the connection once the server has handled the acknowledgements, and ignores deliveries until then."""
         self.send_method(0, CONNECTION_CLOSE, struct.pack(">HBHH", 200, 0, 0, 0))
         self.socket.shutdown(socket.SHUT_WR)
         self.expect_end()

@@ -1,4 +1,4 @@
-"""Every method that a client may send on a channel, with every odd value in every field; and content that is odd."""
+"""Every method that a client may send on a channel, with every odd value in every field, and odd content."""
 
 import base64
 import random
@@ -8,11 +8,11 @@ from harness.wire import BODY, HEADER, METHOD, frame, long_string, short_string
 
 QUEUES = {"classic": "odd.classic", "quorum": "odd.quorum", "stream": "odd.stream", "priority": "odd.priority"}
 HASH_EXCHANGE = "odd.hash"
-# Stands for a name that is new in each run of a case.
+# Replaced by a new name in each run of a case.
 NEW = "\x01new"
 
 LONG = "n" * 255
-# What is behind `amq.rabbitmq.reply-to.` names an Erlang process; RabbitMQ takes it apart unasked.
+# The suffix of `amq.rabbitmq.reply-to.` encodes an Erlang process; RabbitMQ decodes it without checking.
 PROCESS = b"\x83Xv" + struct.pack(">H", 7) + b"reply@1" + struct.pack(">III", 1, 2, 3)
 REPLY_TO = [
     "amq.rabbitmq.reply-to",
@@ -23,7 +23,7 @@ REPLY_TO = [
     f"amq.rabbitmq.reply-to.{base64.b64encode(b'no process').decode()}.key",
     f"amq.rabbitmq.reply-to.{base64.b64encode(PROCESS).decode()}.key",
 ]
-# The second is cut in the middle of a letter when RabbitMQ repeats it in an error.
+# RabbitMQ cuts the second one inside a character when it repeats it in an error.
 TEXTS = ["", LONG, "ü" * 127, "a\r\nb", "a\x00b", "~s~p", "ünïcödé", "none such"]
 QUEUE_NAMES = [*TEXTS, *QUEUES.values(), *REPLY_TO, "\namq.rabbitmq.reply-to.xx.yy", "amq.gen-odd", "amq.direct"]
 EXCHANGE_NAMES = [
@@ -49,7 +49,7 @@ HEADERS = ["CC", "BCC", "x-death", "x-delivery-count", "x-match", "odd"]
 
 
 def table(*entries):
-    """Entries are (key, letter, bytes)."""
+    """A field table of (key, type letter, bytes)."""
     return b"".join(short_string(key) + letter.encode() + data for key, letter, data in entries)
 
 
@@ -64,7 +64,7 @@ def nested(levels):
     return inner
 
 
-# One of each type, and the extremes.
+# One value of each type, and the extreme values.
 VALUES = [
     ("t", b"\x01"),
     ("b", b"\xff"),
@@ -120,7 +120,7 @@ def tables(keys):
 BITS, TINY, SHORT, LONG_LONG, NAME, TABLE = "bits", "octet", "short", "longlong", "name", "table"
 NUMBERS = {SHORT: [0, 1, 2**16 - 1], LONG_LONG: [0, 1, 2**63, 2**64 - 1]}
 
-# Class, method, then each field: its kind, what it usually holds, and what is odd.
+# Class and method, then each field: its kind, its usual value, and odd values.
 ZERO = (SHORT, 0, [1, 65535])
 METHODS = {
     "channel.open": (20, 10, [(NAME, "", TEXTS)]),
@@ -210,7 +210,7 @@ METHODS = {
     "tx.select": (90, 10, []),
     "tx.commit": (90, 20, []),
     "tx.rollback": (90, 30, []),
-    # What only a server sends, what belongs to channel 0, and what nobody knows.
+    # Methods that only a server sends, methods of channel 0, and unknown methods.
     **{
         f"method {class_id}.{method}": (class_id, method, [])
         for class_id, method in [
@@ -221,7 +221,7 @@ METHODS = {
 }
 PUBLISH = [ZERO, (NAME, "", EXCHANGE_NAMES), (NAME, QUEUES["classic"], KEYS), (BITS, 0, range(4))]
 
-# The flag of each property in a content header, and what is odd.
+# The flag of each property in a content header, and odd values.
 PROPERTIES = {
     15: [short_string(value) for value in TEXTS],
     14: [short_string(LONG)],
@@ -290,7 +290,7 @@ def usual(fields):
 
 
 def one_odd(fields):
-    """Each field with each of its odd values, the others as usual."""
+    """Each field with each of its odd values, the other fields as usual."""
     yield usual(fields)
     for place, (_, _, odd) in enumerate(fields):
         for value in odd:
@@ -305,14 +305,14 @@ def every_case():
         yield Case("basic.publish", PUBLISH, values, (60, 40), content())
     for each in contents():
         yield Case("basic.publish", PUBLISH, usual(PUBLISH), (60, 40), each)
-    # What a consistent-hash, a headers and a direct exchange make of odd headers.
+    # How consistent-hash, headers and direct exchanges handle odd headers.
     for exchange in (HASH_EXCHANGE, "amq.headers"):
         for headers in PROPERTIES[13]:
             values = [0, exchange, "", 0]
             yield Case("basic.publish", PUBLISH, values, (60, 40), content(b"\x20\x00" + headers))
 
 
-# What has ended connections that others share; tried in every run.
+# Cases that once closed shared upstream connections; every run tries them.
 FATAL = [
     Case("channel.flow-ok", METHODS["channel.flow-ok"][2], [1], (20, 21)),
     Case("basic.publish", PUBLISH, [0, "", REPLY_TO[3], 0], (60, 40), content()),
@@ -340,7 +340,7 @@ FATAL = [
 
 
 def some_cases(seed, count):
-    """A part of all cases, and as many with several odd values at once."""
+    """A random sample of all cases, and as many cases with several odd values at once."""
     chance = random.Random(seed)
     yield from chance.sample(list(every_case()), count)
     every_content = list(contents())

@@ -1,4 +1,4 @@
-"""Fixtures of modules that do with a RabbitMQ what would disturb others, for modules to import."""
+"""Fixtures for modules that need their own RabbitMQ, because they would disturb other tests."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def broker(tmp_path_factory):
 
 @pytest.fixture
 def link(broker):
-    """Leads to it."""
+    """A link to that RabbitMQ."""
     link = Forwarder(broker.port)
     yield link
     link.stop()

@@ -1,4 +1,4 @@
-"""How long tests wait for what must come: a bound that catches hangs, and that no machine is slow enough to meet otherwise."""
+"""The timeout of all waits in tests: it only catches hangs, and even a slow machine stays below it."""
 
 import os
 

@@ -1,22 +1,21 @@
-"""Ports for servers that cannot be asked to choose one themselves."""
+"""Ports for servers that cannot choose one themselves."""
 
 import collections
 import random
 import socket
 
-# Below those that the system gives to connections, so that none of them is taken while a server is down.
+# Below the ephemeral ports, so that no outgoing connection takes one while a server is down.
 RANGE = (10_000, 32_000)
-# How many a process keeps from the others, each with a file descriptor: more than servers take that start at one time.
-KEPT = 24
+# Ports that a process keeps reserved, one file descriptor each: more than the servers that start at one time.
+MAX_RESERVED = 24
 
 reservations = collections.deque()
 
 
 def free_ports(count):
-    """Ports that nobody listens on, and that nobody else is given meanwhile: neither this process nor another one that
-    runs tests."""
+    """Ports that have no listener, and that neither this process nor another test process hands out meanwhile."""
     ports = [free_port() for _ in range(count)]
-    while len(reservations) > KEPT:
+    while len(reservations) > MAX_RESERVED:
         reservations.popleft().close()
     return ports
 
@@ -33,7 +32,8 @@ def free_port():
 
 
 def reserve(port):
-    """A name that one process at a time can have, and loses when it ends (unix(7), abstract sockets); `None` if it is taken."""
+    """Binds an abstract Unix socket (unix(7)) that only one process can hold and that is released on exit; `None` if it is
+    taken."""
     reservation = socket.socket(socket.AF_UNIX)
     try:
         reservation.bind(f"\0leveret-tests-port-{port}")
@@ -44,7 +44,7 @@ def reserve(port):
 
 
 def is_free(port):
-    """Whether a server could listen there on every address."""
+    """Whether a server could listen on this port on every address."""
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     with socket.socket(family) as probe:
         if family == socket.AF_INET6:

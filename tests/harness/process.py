@@ -1,4 +1,4 @@
-"""What the kernel knows of a server's process."""
+"""What the kernel reports about a server's process."""
 
 import contextlib
 import os
@@ -13,8 +13,8 @@ from harness.patience import PATIENCE
 
 @contextlib.contextmanager
 def descriptors(count):
-    """Lets this process, and children that it starts meanwhile, open as many descriptors, or what its hard limit allows, for
-    the length of a `with`; that is how many."""
+    """Raises the open file limit of this process and its new children to `count`, or to the hard limit, for the length of a
+    `with`; yields the limit."""
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = max(limit, min(count, most))
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
@@ -25,19 +25,19 @@ def descriptors(count):
 
 
 def reset_peak_memory(server):
-    """From where `peak_resident_bytes` counts on: proc(5), clear_refs."""
+    """Resets what `peak_resident_bytes` reports (proc(5), clear_refs)."""
     Path(f"/proc/{server.pid}/clear_refs").write_text("5")
 
 
 def bytes_written(server):
-    """What it has had written to the disk, or will have."""
+    """Bytes that the server has had written to the disk, dirty pages included."""
     text = Path(f"/proc/{server.pid}/io").read_text()
     return int(re.search(r"^write_bytes: (\d+)", text, re.MULTILINE).group(1))
 
 
 def end_processes(pids, number=signal.SIGKILL):
-    """Ends processes that are no children of the tests. They have closed their sockets and files once this returns: a process that
-    is being killed has no command line and no program any more in /proc while it still has these."""
+    """Ends processes that are not children of the tests. Their sockets and files are closed once this returns: a process
+    that is being killed has no command line and no program in /proc any more, but may still hold these."""
     with contextlib.ExitStack() as stack:
         ending = []
         for pid in pids:

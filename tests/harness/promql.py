@@ -1,4 +1,4 @@
-"""Prometheus' expressions, as far as alerts use them: whether one can be parsed, and which series it reads."""
+"""A parser for the Prometheus expressions that alerts use: whether an expression is valid, and which series it reads."""
 
 import re
 
@@ -6,7 +6,7 @@ TOKEN = re.compile(
     r'\s*(?:(?P<number>\d+(?:\.\d+)?)|(?P<name>[a-zA-Z_:][\w:]*)|(?P<text>"[^"]*")|(?P<sign>[<>=!]=|[-+*/<>(){}\[\],=]))'
 )
 DURATION = re.compile(r"\s*(\d+[smhd])+")
-# By how tightly they bind, the loosest first; `unless` and the like are not in use.
+# By precedence, the lowest first; set operators such as `unless` are not supported.
 OPERATORS = [("or",), ("and",), ("==", "!=", "<", ">", "<=", ">="), ("+", "-"), ("*", "/")]
 AGGREGATIONS = {"sum", "min", "max", "count", "avg"}
 OF_RANGES = {"rate", "increase", "delta", "deriv", "changes", "predict_linear", "avg_over_time", "max_over_time"}
@@ -19,12 +19,12 @@ class Selector:
 
 
 class Expression:
-    """Fails with an AssertionError if the text is no expression."""
+    """Raises an AssertionError if the text is not a valid expression."""
 
     def __init__(self, text):
         self.text, self.at = text, 0
         self.selectors = []
-        # Labels that an aggregation keeps; `None` without one.
+        # Labels that an aggregation keeps; `None` if there is no aggregation.
         self.grouping = None
         self.binary(0)
         assert not self.text[self.at :].strip(), self.rest()

@@ -1,4 +1,5 @@
-"""Programs of three clients that publish numbered messages, each on one connection, and say when these are confirmed."""
+"""Publisher programs for three client libraries: each publishes numbered messages on one connection and reports their
+confirms."""
 
 import subprocess
 import sys
@@ -13,11 +14,11 @@ COMMANDS = {
 
 
 class NotConnected(Exception):
-    """The program has ended with an error."""
+    """The program exited with an error."""
 
 
 class ConfirmedPublisher:
-    """An exchange, a routing key, the range of the numbers and the user id, which may be empty, a line; so many words back."""
+    """Takes lines of exchange, routing key, first and last number, and user id (which may be empty); reports confirms."""
 
     def __init__(self, client, uri):
         argv = ["setpriv", "--pdeathsig", "KILL", "--", *map(str, COMMANDS[client]), uri]
@@ -40,12 +41,12 @@ class ConfirmedPublisher:
             raise NotConnected(f"{line}\n{rest}")
 
     def send(self, key, numbers, exchange="", user_id=""):
-        """Publishes, without waiting."""
+        """Publishes without waiting for confirms."""
         self.process.stdin.write(f"{exchange}\t{key}\t{numbers.start}\t{numbers.stop}\t{user_id}\n")
         self.process.stdin.flush()
 
     def confirmed(self):
-        """Waits until that is confirmed."""
+        """Waits for the confirms."""
         self._expect("confirmed")
 
     def publish(self, key, numbers, exchange="", user_id=""):
@@ -53,6 +54,6 @@ class ConfirmedPublisher:
         self.confirmed()
 
     def close(self):
-        """Lets the program close its connection and end."""
+        """Has the program close its connection and exit."""
         rest, _ = self.process.communicate()
         assert self.process.returncode == 0, rest

@@ -1,4 +1,4 @@
-"""RabbitMQ as a child process on ports and in directories of its own, its port mapper included; or a cluster of it."""
+"""RabbitMQ as a child process with its own ports, directories and port mapper (epmd); and a cluster of such servers."""
 
 import contextlib
 import os
@@ -14,25 +14,25 @@ from harness.releases import release
 
 SERVER = "/usr/lib/rabbitmq/bin/rabbitmq-server"
 TOOLS = "/usr/lib/rabbitmq/bin"
-# A start takes some five seconds; on a machine that is busy with other things, many times as long.
+# A start takes about five seconds, many times that on a busy machine.
 START_SECONDS = CONTROL_SECONDS = 2 * PATIENCE
 CREDENTIALS = "guest:guest"
-# What Leveret has built in and RabbitMQ has as a plugin.
+# Plugins whose features Leveret has built in.
 PLUGINS = "rabbitmq_consistent_hash_exchange"
 ADD_USER = """
     rabbit_auth_backend_internal:exists(<<"{0}">>) orelse rabbit_auth_backend_internal:add_user(<<"{0}">>, <<"{0}">>, <<"tests">>),
     rabbit_auth_backend_internal:set_permissions(<<"{0}">>, <<"{1}">>, <<".*">>, <<".*">>, <<".*">>, <<"tests">>).
 """
-# Schedulers that have nothing to do sleep at once, as those of RabbitMQ 4 do anyway: those of 3.10 look for work for a while first, which
-# takes time from other tests.
+# Idle Erlang schedulers sleep at once, as in RabbitMQ 4: those of 3.10 spin for a while first, which takes CPU time from other
+# tests.
 NO_BUSY_WAIT = "+sbwt none +sbwtdcpu none +sbwtdio none"
-# Behind "Starting broker... ", unless something else was printed in between.
-READY = r"completed with \d+ plugins"
+# Follows "Starting broker... ", unless something else was printed in between.
+BOOT_COMPLETED = r"completed with \d+ plugins"
 
 
 class RabbitMq:
-    """A server. `mapper` is a cluster's, which its nodes share, as they share their Erlang cookie in `home`. One with `busy_wait`
-    is as it comes, to be measured."""
+    """A server. `mapper` is the port mapper that a cluster's nodes share, like the Erlang cookie in `home`. `busy_wait`
+    keeps the schedulers' defaults, for measurements."""
 
     def __init__(
         self, directory, *settings, plugins=PLUGINS, ports=None, mapper=None, home=None, wait=True, version=None, busy_wait=False
@@ -44,7 +44,7 @@ class RabbitMq:
         self.node = node_name(self.port)
         self.mapper_is_own = mapper is None
         directory.mkdir(parents=True, exist_ok=True)
-        # A port mapper of our own, started first: one that the server starts would outlive it.
+        # Started first: a port mapper that the server starts itself would outlive it.
         self.mapper = mapper or PortMapper(directory, *mapper_port)
         self.env = self.prepare(settings, plugins, home or directory / "home")
         self.rabbitmqctl = Rabbitmqctl(directory, f"{TOOLS}/rabbitmqctl", self.release, self.env)
@@ -62,11 +62,11 @@ class RabbitMq:
         lines = [f"listeners.tcp.1 = 127.0.0.1:{self.port}", *settings]
         (self.directory / "rabbitmq.conf").write_text("".join(f"{line}\n" for line in lines))
         return clean_environment(
-            # The Erlang cookie is made in here, so that no other node is known or disturbed.
+            # The Erlang cookie goes here, so that other nodes on this machine are not affected.
             HOME=str(home),
             ERL_EPMD_PORT=str(self.mapper.port),
             ERL_EPMD_ADDRESS="127.0.0.1",
-            # Without its shell wrapper the server itself gets our signals.
+            # Without the shell wrapper, signals go to the server itself.
             RUNNING_UNDER_SYSTEMD="true",
             RABBITMQ_NODENAME=self.node,
             RABBITMQ_DIST_PORT=str(self.distribution_port),
@@ -79,37 +79,38 @@ class RabbitMq:
         )
 
     def start(self, wait=True):
-        """Starts the server, for the first time or again with the same ports and directories."""
+        """Starts the server, or restarts it with the same ports and directories."""
         log = self.directory / ("server.log" if self.starts == 0 else f"server-{self.starts}.log")
         self.starts += 1
         self.server = Child([*self.release.inside, SERVER], log, env=self.env, logs=self.directory / "log")
         if wait:
-            self.server.wait_line(READY, START_SECONDS)
+            self.server.wait_line(BOOT_COMPLETED, START_SECONDS)
 
     def end(self, how=signal.SIGKILL, is_synced=True):
-        """Ends the server, the Erlang machine itself, by a signal. What it has declared by now is kept if `is_synced`, for which it
-        has to answer."""
+        """Ends the Erlang VM with a signal. With `is_synced`, the server first syncs its definitions to disk, so it must be
+        running."""
         if how == signal.SIGKILL and is_synced:
-            # RabbitMQ 3.10 answers a declaration before it is on disk, and forgets one now and then when it is killed soon after.
+            # RabbitMQ 3.10 answers a declaration before it is on disk, and sometimes loses one if it is killed soon after.
             self.control("eval", "mnesia:sync_log().")
         self.server.send(how)
         self.server.wait(CONTROL_SECONDS)
 
     def control(self, *arguments):
-        """rabbitmqctl for this node; returns what it prints."""
+        """Runs rabbitmqctl for this node; returns its output."""
         code, printed, error = self.rabbitmqctl.run(self.arguments(arguments), CONTROL_SECONDS)
         assert code == 0, printed + error
         return printed
 
     def tool(self, name, *arguments):
-        """One of the tools beside rabbitmqctl, such as rabbitmq-upgrade; returns what it prints."""
+        """Runs another of RabbitMQ's tools, such as rabbitmq-upgrade; returns its output."""
         argv = [*self.release.inside, f"{TOOLS}/{name}", *self.arguments(arguments)]
         done = subprocess.run(argv, env=self.env, capture_output=True, text=True, timeout=CONTROL_SECONDS)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
     def add_user(self, name, vhost="/"):
-        """A user who may do everything in this virtual host, and whose password is the name; in one command, since each takes a second."""
+        """Adds a user with all permissions in this virtual host, and its name as password. One command, because each takes a
+        second."""
         self.control("eval", ADD_USER.format(name, vhost))
 
     def arguments(self, words):
@@ -130,7 +131,7 @@ class RabbitMq:
         return self.server.tail()
 
     def stop(self):
-        """Ends it for good. Nothing is kept, so it need not go in order and in peace, which would take seconds."""
+        """Kills the server for good. Its data is not needed, so a graceful shutdown, which takes seconds, is unnecessary."""
         try:
             self.rabbitmqctl.kill()
             self.server.kill()
@@ -140,7 +141,7 @@ class RabbitMq:
 
 
 class PortMapper:
-    """Where the nodes of a cluster, and their tools, find each other."""
+    """epmd, through which a cluster's nodes and their tools find each other."""
 
     def __init__(self, directory, port):
         self.port = port
@@ -152,7 +153,7 @@ class PortMapper:
 
 
 class Cluster:
-    """Several servers that know each other by name and share their queues."""
+    """Several servers that form a cluster."""
 
     def __init__(self, directory, count=3):
         directory.mkdir(parents=True)
@@ -172,18 +173,19 @@ class Cluster:
         self.nodes = []
         try:
             for number, pair in enumerate(pairs):
-                # The first makes the cluster and the others join; with RabbitMQ 4, where the first would wait for them, they agree.
+                # With 3.10 the first node forms the cluster and the others join. With RabbitMQ 4, the nodes agree; a first node
+                # would wait for the others.
                 is_first = number == 0 and release().name == "3.10"
                 options = {"ports": pair, "mapper": self.mapper, "home": home, "wait": is_first}
                 self.nodes.append(RabbitMq(directory / f"node-{number}", *settings, **options))
             for node in self.nodes:
-                node.server.wait_line(READY, START_SECONDS)
+                node.server.wait_line(BOOT_COMPLETED, START_SECONDS)
         except BaseException:
             self.stop()
             raise
 
     def stop(self):
-        """Stops all nodes, whatever becomes of one of them."""
+        """Stops all nodes, even if stopping one of them fails."""
         with contextlib.ExitStack() as stack:
             stack.callback(self.mapper.stop)
             for node in self.nodes:

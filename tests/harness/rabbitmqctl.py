@@ -1,5 +1,5 @@
-"""rabbitmqctl in an Erlang machine that stays: what it does is done by the tool's own code, but the machine, which takes a second of
-computing for each command that is run from a shell, is started once for a node."""
+"""Runs rabbitmqctl commands in a long-lived Erlang VM, one for each node. The code is the tool's own; only the start of the
+VM, a second of CPU time for each command from a shell, is saved."""
 
 import base64
 import contextlib
@@ -16,9 +16,9 @@ import zipfile
 
 from harness.preload import CACHE
 
-# The tool is a zip file behind a line that says how to run it. An Erlang machine can't load code from there, so that it is unpacked.
+# The tool is a zip file after a line with its interpreter. An Erlang VM cannot load code from it, so it is unpacked.
 TOOL = "lib/rabbitmq/lib/rabbitmq_server-*/escript/rabbitmqctl"
-# As the tool's own script (run_escript in rabbitmq-env) but for what is run.
+# The same as the tool's own script (run_escript in rabbitmq-env), except for the code that it runs.
 START = """
 set -e -a
 . "${0%/*}"/rabbitmq-env
@@ -29,8 +29,8 @@ exec erl +B -boot "$CLEAN_BOOT_FILE" -noshell -hidden -pa "$@" $RABBITMQ_CTL_ERL
     -kernel inet_dist_listen_min "$RABBITMQ_CTL_DIST_PORT_MIN" -kernel inet_dist_listen_max "$RABBITMQ_CTL_DIST_PORT_MAX" \
     -eval "$serve" -extra "$ESCRIPT_DIR"/rabbitmqctl
 """
-# A line of arguments in Base64, each behind a hyphen, is a command; what it printed is followed by a line with a byte that is in no
-# output, and the exit code. This is the tool's own `main` without its end, which would be the machine's.
+# Each command is a line of Base64 arguments, each after a hyphen. Its output is followed by a line with a byte that no output
+# contains, and the exit code. This is the tool's `main` without its last step, which would end the VM.
 SERVE = r"""
 {ok, _} = application:ensure_all_started(elixir),
 ok = application:load(rabbitmqctl),
@@ -66,7 +66,7 @@ END = re.compile(rb"\x01(\d+)\n$")
 
 
 class Rabbitmqctl:
-    """One node's. `release` and `env` are the node's; the machine starts with the first command."""
+    """The rabbitmqctl of one node, with that node's `release` and `env`; the VM starts with the first command."""
 
     def __init__(self, directory, script, release, env):
         self.errors = directory / "rabbitmqctl.log"
@@ -75,7 +75,7 @@ class Rabbitmqctl:
         self.turn = threading.Lock()
 
     def run(self, arguments, seconds):
-        """The exit code, what was printed, and what was said of errors."""
+        """Returns the exit code, standard output and standard error."""
         with self.turn:
             if self.process is None or self.process.poll() is not None:
                 self.start()
@@ -95,7 +95,7 @@ class Rabbitmqctl:
     def start(self):
         argv = [*self.release.inside, "/bin/sh", "-c", START, self.script, SERVE, *code(self.release)]
         with self.errors.open("ab") as errors:
-            # It ends with its input, so that it does not outlive the tests.
+            # It exits at the end of its input, so it does not outlive the tests.
             self.process = subprocess.Popen(
                 argv, env=self.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, bufsize=0, start_new_session=True
             )
@@ -124,7 +124,7 @@ def code(release):
     key = hashlib.sha256(tool.read_bytes()).hexdigest()[:16]
     directory = CACHE / f"rabbitmqctl-{key}"
     if not directory.exists():
-        # Others may be at it, too.
+        # Another process may unpack it at the same time.
         new = directory.with_suffix(f".{os.getpid()}")
         with zipfile.ZipFile(tool) as archive:
             archive.extractall(new)

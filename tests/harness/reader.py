@@ -1,4 +1,4 @@
-"""A reader of a page of docs/how-to: a directory with the page's files, in which its commands run as they stand there."""
+"""Follows a page of docs/how-to: a directory with the page's files, where its commands run unchanged."""
 
 import os
 import shlex
@@ -13,12 +13,12 @@ from harness.child import Child, clean_environment
 from harness.leveret import Leveret, binary
 from harness.patience import PATIENCE, TEST_SECONDS
 
-# What a server listens on besides AMQP and HTTP unless told otherwise: the usual ports are not for tests.
+# Leveret's default listeners besides AMQP and HTTP, which tests must move from their usual ports.
 OTHER_LISTENERS = ("WS", "MQTT", "STOMP", "WEB_MQTT", "WEB_STOMP")
 
 
 class Reader:
-    """`variables` are those of each command."""
+    """`variables` are set for each command."""
 
     def __init__(self, directory, **variables):
         self.directory = directory
@@ -33,13 +33,14 @@ class Reader:
 
     def __exit__(self, *_):
         for child in self.children:
-            # Its own processes, such as those of a worker, are in its group; that of one that was waited for may be another's by now.
+            # A command's child processes, such as those of a worker, are in its process group. If the process was already
+            # reaped, the id may belong to another one.
             if child.running():
                 os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
 
     def command(self, name, script):
-        """A command that the reader has, as a shell script."""
+        """Puts a command, written as a shell script, on the reader's PATH."""
         path = self.bin / name
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(0o755)
@@ -55,7 +56,7 @@ class Reader:
         return base | {"PATH": f"{self.bin}:{base['PATH']}", "HOME": str(self.directory)} | self.variables | variables
 
     def run(self, script, code=0, **variables):
-        """What a script prints; each of its commands has to do well, unless another exit code is meant."""
+        """Runs a script and returns its output; each command must succeed, unless another exit code is expected."""
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", script],
             env=self.environment(variables),
@@ -69,21 +70,21 @@ class Reader:
         return done.stdout
 
     def start(self, line, **variables):
-        """A command that runs until the test ends it, or the test itself ends."""
+        """A command that runs until the test stops it, or ends."""
         log = self.directory / f"{len(self.children)}.log"
         child = Child(["bash", "-c", f"exec {line.strip()}"], log, env=self.environment(variables), cwd=self.directory)
         self.children.append(child)
         return child
 
     def serve(self, line, **variables):
-        """A server that the command line starts, as it is once it listens."""
+        """Starts the server of a command line, and waits until it listens."""
         quiet = {f"LEVERET_{name}": "off" for name in OTHER_LISTENERS}
         fixed = {"LEVERET_UPSTREAM_TIMEOUT": f"{PATIENCE}s", "STATE_DIRECTORY": str(self.directory / "state")}
         return Served(self.start(line, **(quiet | fixed | variables)))
 
 
 class Served(Leveret):
-    """A Leveret that was started by a command line of the page's."""
+    """A Leveret started by a command line of the page."""
 
     def __init__(self, child):
         self.child = child
@@ -91,17 +92,17 @@ class Served(Leveret):
         self.http = child.wait_line(r"^http +listening on (http://[^\s/]+)").group(1)
 
 
-# A broker's, as the examples have it.
+# A broker's user, as in the examples.
 FIRST_USER = {"LEVERET_DEFAULT_USER": "shop", "LEVERET_DEFAULT_PASSWORD": "shop"}
-# A policy with which a queue refuses every message.
+# A policy under which a queue rejects every message.
 FULL = '{"max-length": 0, "overflow": "reject-publish"}'
 
 
 class Shop:
-    """What the examples take for granted, for a `mode`: the user shop, whose password is shop, and a RabbitMQ unless Leveret
-    is the broker. `changes` are those of the command line that starts Leveret, `variables` what else it is given."""
+    """The setup that the examples assume, for a `mode`: the user shop with password shop, and a RabbitMQ unless Leveret is
+    the broker. `changes` edit the command line that starts Leveret; `variables` are its additional environment."""
 
-    # Those that the examples declare in the RabbitMQ that tests share.
+    # The queues that the examples declare in the shared RabbitMQ.
     QUEUES = ("orders", "celery")
 
     def __init__(self, targets, mode):
@@ -130,12 +131,12 @@ class Shop:
 
     @staticmethod
     def at(server):
-        """A server as the shop's user reaches it."""
+        """Connects to a server as user shop."""
         return types.SimpleNamespace(uri=f"amqp://shop:shop@{server.address}")
 
 
 @pytest.fixture(params=["pool", "broker"])
 def shop(request, targets):
-    """In front of a RabbitMQ, and with Leveret as the broker."""
+    """With Leveret in front of a RabbitMQ, and as the broker."""
     with Shop(targets, request.param) as shop:
         yield shop

@@ -1,4 +1,4 @@
-"""Relays by hand: a client that takes fragments, and servers behind that do what a test says."""
+"""Clients and servers for relay tests: a client that receives fragments, and upstream servers that the test controls."""
 
 import contextlib
 import re
@@ -15,7 +15,7 @@ HERE = "127.0.0.1"
 
 
 class RelayWire(WebSocketWire):
-    """A WebSocket whose messages may come in fragments; `frames` keeps (fin, payload) of all that came."""
+    """A WebSocket whose messages may be fragmented; `frames` records (fin, payload) of all that were received."""
 
     def __init__(self, *args, **options):
         self.frames = []
@@ -40,7 +40,7 @@ class RelayWire(WebSocketWire):
         self.send_frame(FIN | CLOSE, struct.pack(">H", code))
 
     def read_to_close(self):
-        """Everything up to the close frame, and its code and reason."""
+        """Reads everything up to the close frame; returns it with the close code and reason."""
         data = self.pending
         self.pending = b""
         while True:
@@ -51,7 +51,7 @@ class RelayWire(WebSocketWire):
 
 
 class Acceptor:
-    """A server that accepts when told to."""
+    """A server that accepts connections on demand."""
 
     def __init__(self, family=socket.AF_INET, address=None):
         self.socket = socket.socket(family, socket.SOCK_STREAM)
@@ -77,7 +77,7 @@ class Acceptor:
 
 
 class Echo(Acceptor):
-    """Sends everything back, and ends when its client does."""
+    """Echoes everything, and closes when its client does."""
 
     def __init__(self):
         super().__init__()
@@ -116,7 +116,7 @@ def to_the_end(sock):
 
 @contextlib.contextmanager
 def relay(directory, upstream, *flags, wait=True, program=None, **keys):
-    """A server with one relay on a listener of its own, and that listener's port."""
+    """A server with one relay on its own listener; yields the server and that listener's port."""
     fields = {"listen": f"{HERE}:0", "upstream": upstream, **keys}
     table = "{" + ", ".join(f"{key} = {toml(value)}" for key, value in fields.items()) + "}"
     with leveret(directory, "--relay", table, *flags, program=program) as server:

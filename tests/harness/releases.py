@@ -1,4 +1,4 @@
-"""The releases of RabbitMQ that tests run: Debian's own, and Debian testing's in a directory (tests/rabbitmq4.sh)."""
+"""The RabbitMQ releases that tests run: Debian's package, and that of Debian testing in a directory (tests/rabbitmq4.sh)."""
 
 import os
 from dataclasses import dataclass
@@ -11,29 +11,29 @@ DIRECTORY = ROOT / ".cache" / "rabbitmq4" / "usr"
 
 @dataclass(frozen=True)
 class Release:
-    """`inside` is what a command of it begins with, and `usr` what it sees as /usr."""
+    """`inside` is the command prefix that runs in the release's namespace; `usr` is the directory mounted there as /usr."""
 
     name: str
     inside: tuple = ()
     usr: Path = Path("/usr")
 
 
-# What is in the directory takes the place of /usr, for the command alone; who is not root is so in there.
+# The directory is mounted over /usr for the command alone; other users than root need a user namespace for that.
 USER = () if os.geteuid() == 0 else ("--user", "--map-root-user")
 INSIDE = ("unshare", *USER, "--mount", "/bin/sh", "-c", 'mount --bind "$0" /usr && exec "$@"', str(DIRECTORY))
 
-# The release whose answers the embedded broker gives, and is compared with.
+# The release that the embedded broker is compatible with by default.
 TAKEN_AFTER = "3.10"
 RELEASES = {"3.10": Release("3.10"), "4": Release("4", INSIDE, DIRECTORY)}
 
 
 def missing(name):
-    """Why this release can't be run here; `None` if it can."""
+    """Why this release cannot run here; `None` if it can."""
     reason = DIRECTORY.parent / "missing"
     return reason.read_text().strip() if name == "4" and reason.exists() else None
 
 
 def release(name=None):
-    """That of this name; otherwise the one behind pools: which LEVERET_RABBITMQ names, or the newest that can be run."""
+    """The release of this name; by default the upstream of pools, which is LEVERET_RABBITMQ or the newest one installed."""
     newest = "3.10" if missing("4") else "4"
     return RELEASES[name or os.environ.get("LEVERET_RABBITMQ", newest)]

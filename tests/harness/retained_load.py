@@ -1,4 +1,4 @@
-"""Retained messages of very many topics, and beside them what a queue for each topic costs RabbitMQ."""
+"""Retained messages on very many topics, and for comparison the cost of one queue per topic in RabbitMQ."""
 
 import contextlib
 import struct
@@ -10,15 +10,15 @@ from harness.mqtt_wire import CONNACK, PUBACK, PUBLISH, SUBACK, MqttWire, encode
 
 BODY = b'{"temperature": 21.5, "unit": "C"}'
 RETAIN, QOS_1 = 1, 2
-# Messages without PUBACK at a time.
+# Unacknowledged messages at a time.
 WINDOW = 1_000
 RECEIVE_BYTES = 1 << 20
-# Memory is told when nothing is left that could be given back.
+# Collects garbage before memory is measured.
 COLLECT_GARBAGE = "lists:foreach(fun erlang:garbage_collect/1, erlang:processes())."
 
 
 def topic(number):
-    """All are of one length, so that messages can be counted by their bytes."""
+    """All topics have the same length, so that messages can be counted by their bytes."""
     return f"site/{number % 100:03}/device/{number:07}/state"
 
 
@@ -31,12 +31,12 @@ def session(port, name):
 
 
 def retain(port, topics):
-    """Seconds until all of them are acknowledged."""
+    """Returns the seconds until all are acknowledged."""
     with session(port, "publisher") as wire:
         begun = time.perf_counter()
         for first in range(0, topics, WINDOW):
             some = range(first, min(first + WINDOW, topics))
-            # Identifiers begin with 1.
+            # Packet identifiers begin with 1.
             packets = (text(topic(number)) + struct.pack(">H", number - first + 1) + BODY for number in some)
             wire.send(b"".join(encoded(PUBLISH, packet, RETAIN | QOS_1) for packet in packets))
             for number in some:
@@ -45,7 +45,7 @@ def retain(port, topics):
 
 
 def first_client(port, topics):
-    """Seconds that the first client of a server waits, from its connection on, for the message that was retained last."""
+    """Seconds from the first client's connection to a server until it receives the message retained last."""
     begun = time.perf_counter()
     with session(port, "first") as wire:
         wire.subscribe(topic(topics - 1), 0)
@@ -55,7 +55,7 @@ def first_client(port, topics):
 
 
 def all_of_them(port, topics):
-    """Seconds until a new subscriber to everything has all messages."""
+    """Seconds until a new subscriber to all topics has all messages."""
     with session(port, "everything") as wire:
         begun = time.perf_counter()
         wire.subscribe("#", 0)
@@ -69,7 +69,7 @@ def all_of_them(port, topics):
 
 
 def queues(rabbitmq, count):
-    """Declares a durable queue of one message for each topic, and publishes that."""
+    """Declares a durable queue for each topic and publishes one message to it."""
     with pika.BlockingConnection(pika.URLParameters(rabbitmq.uri)) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
@@ -80,7 +80,7 @@ def queues(rabbitmq, count):
 
 
 def memory(server):
-    """Resident bytes of a server."""
+    """Resident memory of a server in bytes."""
     if hasattr(server, "control"):
         server.control("eval", COLLECT_GARBAGE)
     with open(f"/proc/{server.pid}/status") as status:

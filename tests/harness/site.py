@@ -1,4 +1,4 @@
-"""A web server with tests/websocket and the packages installed there, as an application's own would be."""
+"""A web server with tests/websocket and its installed packages, in the role of an application's own."""
 
 import contextlib
 import http.server
@@ -19,18 +19,18 @@ class Files(http.server.SimpleHTTPRequestHandler):
         super().__init__(*arguments, directory=str(HERE), **options)
 
     def log_message(self, *_):
-        """Says nothing."""
+        """Suppresses the request log."""
 
 
 @contextlib.contextmanager
 def site(files=Files):
-    """The origin, for the length of a `with`."""
+    """Yields the origin, for the length of a `with`."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), files)
     with serving(server):
         yield f"http://127.0.0.1:{server.server_port}"
 
 
-# Fixtures, for those who import them: such a server for each file, and a browser on its page for MQTT and STOMP.
+# Fixtures to import: such a server for each file, and a browser on its MQTT and STOMP page.
 
 
 @pytest.fixture(scope="module")

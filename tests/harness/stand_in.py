@@ -1,4 +1,4 @@
-"""Commands of a page that no test may run as they are, such as systemctl: functions of the test answer in their place."""
+"""Fakes for commands of a page that tests cannot run, such as systemctl: a function of the test answers for them."""
 
 import concurrent.futures
 import json
@@ -24,18 +24,18 @@ with socket.socket(socket.AF_UNIX) as connection:
 sys.exit(problem or 0)
 """
 
-# A child ends with the thread that has started it (PR_SET_PDEATHSIG): this one stays as long as the tests.
+# A child is killed when the thread that started it exits (PR_SET_PDEATHSIG); this thread lives as long as the tests.
 WORKER = concurrent.futures.ThreadPoolExecutor(1)
 
 
 class StandIn:
-    """A command that a reader has, for the length of a `with`: `function` is called with its arguments, and an error of the
-    function is the command's."""
+    """A fake command on a reader's PATH, for the length of a `with`: calls `function` with its arguments; an exception
+    becomes the command's failure."""
 
     def __init__(self, reader, name, function):
         self.function = function
         self.socket = socket.socket(socket.AF_UNIX)
-        # An abstract name (unix(7)): the path of a test's directory is often longer than that of a socket may be.
+        # An abstract socket name (unix(7)): the path of a test's directory is often longer than a socket's path may be.
         address = f"leveret-tests-stand-in-{os.getpid()}-{self.socket.fileno()}"
         self.socket.bind("\0" + address)
         self.socket.listen()
@@ -48,7 +48,7 @@ class StandIn:
         return self
 
     def __exit__(self, *_):
-        # close() alone would not wake the thread.
+        # close() alone does not wake the thread.
         self.socket.shutdown(socket.SHUT_RDWR)
         self.thread.join()
         self.socket.close()
@@ -67,8 +67,8 @@ class StandIn:
 
 
 class Service:
-    """A server that `systemctl` starts, stops and reloads: `flags` are those of each start, `directory` has what the server prints.
-    A reload needs a `program` of the service's own, and a file that has taken its place on the disk."""
+    """A server that the fake `systemctl` starts, stops and reloads: `flags` are used at each start; `directory` holds its
+    output. A reload needs a `program` of its own, which was replaced on disk."""
 
     def __init__(self, directory, *flags):
         self.directory, self.flags = directory, flags
@@ -91,7 +91,7 @@ class Service:
 
     @property
     def process(self):
-        """The main process: the one that was started, or another that has taken over from it."""
+        """The main process: the one that was started, or its successor."""
         others = [process for process in running(self.program) if process != self.server.pid]
         return others[0] if others else self.server.pid
 

@@ -1,4 +1,4 @@
-"""STOMP as the tests speak it: with stomp.py, and byte by byte where the wire itself is the promise."""
+"""STOMP clients: stomp.py, and frames written byte by byte to test the wire format."""
 
 import contextlib
 import queue
@@ -8,7 +8,7 @@ import stomp
 
 from harness.patience import PATIENCE
 
-# What tests/websocket/stomp_conversation.mjs tells when everything is as it should be.
+# The result of tests/websocket/stomp_conversation.mjs if everything works.
 EVERYTHING = {
     "errors": [],
     "version": "1.2",
@@ -23,7 +23,7 @@ PROTOCOLS = {"1.0": stomp.Connection10, "1.1": stomp.Connection11, "1.2": stomp.
 
 
 class Events(stomp.ConnectionListener):
-    """Puts what a client hears into queues, by kind."""
+    """Puts a client's events into queues, by kind."""
 
     def __init__(self):
         self.queues = {kind: queue.Queue() for kind in ("connected", "message", "receipt", "error", "disconnected")}
@@ -45,10 +45,10 @@ class Events(stomp.ConnectionListener):
 
 
 class Client:
-    """A client of stomp.py that is logged in. With `binary`, bodies are not taken for texts."""
+    """A logged-in stomp.py client. With `binary`, it does not decode bodies as text."""
 
     def __init__(self, port, version="1.2", user="guest", password="guest", vhost="/", binary=False, **headers):
-        # 1.0 knows neither.
+        # STOMP 1.0 has neither header.
         options = {} if version == "1.0" else {"heartbeats": (0, 0), "vhost": vhost}
         self.version = version
         self.connection = PROTOCOLS[version]([("127.0.0.1", port)], reconnect_attempts_max=1, auto_decode=not binary, **options)
@@ -64,11 +64,11 @@ class Client:
         return self.get("message", seconds)
 
     def heard(self, kind="message"):
-        """How much of a kind has come and was not looked at."""
+        """The number of unread events of a kind."""
         return self.events.queues[kind].qsize()
 
     def do(self, method, *arguments, **headers):
-        """Asks for something, and waits until it is done."""
+        """Sends a request with a receipt, and waits for it."""
         self.receipts += 1
         name = f"receipt-{self.receipts}"
         own = {"receipt": name} if method == "disconnect" else {}
@@ -86,7 +86,7 @@ class Client:
         self.do("subscribe", destination, id=id, ack=ack, headers=underscored(headers))
 
     def acknowledge(self, frame, how="ack", **headers):
-        """Sends ACK or NACK for a message, by what its version goes by."""
+        """Sends ACK or NACK with the header that the protocol version requires."""
         name = "ack" if self.version == "1.2" else "message-id"
         more = [frame.headers["subscription"]] if self.version == "1.1" else []
         self.receipts += 1
@@ -100,19 +100,19 @@ class Client:
 
 
 def underscored(headers):
-    """Headers are given as keywords, which know no hyphens."""
+    """Translates keyword arguments to headers: underscores become hyphens."""
     return {name.replace("_", "-"): value for name, value in headers.items()}
 
 
 class StompWire:
-    """A socket that frames are written to and read from."""
+    """A socket that sends and reads frames."""
 
     def __init__(self, port=None, stream=None):
         self.socket = stream or socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
         self.unread = b""
 
     def send(self, *frames):
-        """Frames as lines, an empty line and a body; the NUL is added."""
+        """Sends frames given as lines, with an empty line before the body; adds the NUL."""
         self.socket.sendall(b"".join(frame.encode() + b"\0" for frame in frames))
 
     def connect(self, version="1.2", login="guest", passcode="guest", host="/", more=""):
@@ -120,7 +120,7 @@ class StompWire:
         return self.frame()
 
     def frame(self):
-        """The next frame: (command, headers as they are on the wire, body); None at the end of the stream."""
+        """The next frame: (command, raw headers, body); `None` at the end of the stream."""
         while True:
             self.unread = self.unread.lstrip(b"\n")
             head, found, rest = self.unread.partition(b"\n\n")

@@ -4,22 +4,22 @@ from harness.leveret import Leveret
 from harness.rabbitmq import RabbitMq
 from harness.releases import missing, release
 
-# By release: RabbitMQ itself, the pool in front of it, and the embedded broker that follows it.
+# By RabbitMQ release: RabbitMQ itself, the pool in front of it, and the embedded broker with its compatibility.
 RABBITMQ = {"rabbitmq": "3.10", "rabbitmq4": "4"}
 POOL = {"proxy": "rabbitmq", "proxy4": "rabbitmq4"}
 BROKER = {"leveret": "3.10", "leveret4": "4"}
 NAMES = ["rabbitmq", "leveret", "proxy", "rabbitmq4", "leveret4", "proxy4"]
-# 3.10's default, and Leveret's; that of 4 is 16 MiB.
+# The default of 3.10 and of Leveret; that of RabbitMQ 4 is 16 MiB.
 MESSAGE_SIZE = f"max_message_size = {128 << 20}"
 
 
 def release_of(name):
-    """The release of RabbitMQ that a target is, has behind it, or takes after."""
+    """The RabbitMQ release that a target is, has as its upstream, or is compatible with."""
     return (RABBITMQ | BROKER)[POOL.get(name, name)]
 
 
-def lacking(name):
-    """Why there can be no such target here; `None` if there can."""
+def missing_target(name):
+    """Why this target cannot run here; `None` if it can."""
     return None if name in BROKER else missing(release_of(name))
 
 
@@ -36,7 +36,7 @@ class Targets:
 
     @property
     def upstream(self):
-        """A RabbitMQ of the release that tests of the pool are to run with."""
+        """A RabbitMQ of the release that pool tests run with."""
         return self[next(name for name, version in RABBITMQ.items() if version == release().name)]
 
     def _start(self, name):
@@ -48,7 +48,7 @@ class Targets:
         return Leveret(directory, "--upstream", self[POOL[name]].uri.replace("guest:guest@", ""))
 
     def stop(self):
-        """Stops the last started first, as a proxy goes before its upstream."""
+        """Stops in reverse order of the starts, so that a pool stops before its upstream."""
         problems = []
         for target in reversed(self.started.values()):
             try:

@@ -1,4 +1,4 @@
-"""An authorization server: keys, the tokens that it signs with them, and a service that publishes the keys."""
+"""An authorization server: keys, tokens signed with them, and a service that publishes the keys."""
 
 import base64
 import contextlib
@@ -38,7 +38,7 @@ class Key:
             self.private = rsa.generate_private_key(65537, 2048)
 
     def published(self):
-        """The public part, as a JSON Web Key."""
+        """The public key as a JSON Web Key."""
         numbers = self.private.public_key()
         if self.algorithm in CURVES:
             _, curve, size = CURVES[self.algorithm]
@@ -70,7 +70,7 @@ class Key:
 
 
 def claims(*scopes, user="alice", seconds=3600, **others):
-    """Claims of a token for a server with the usual prefix of scopes."""
+    """Claims of a token with the server's usual scope prefix."""
     scope = " ".join(f"{RESOURCE}.{scope}" for scope in scopes)
     return {"sub": user, "aud": [RESOURCE], "exp": int(time.time()) + seconds, "scope": scope} | others
 
@@ -80,13 +80,13 @@ def key_set(*keys):
 
 
 def flags(keys):
-    """What has a server take tokens, besides passwords, by the keys at this place."""
+    """Flags that make a server accept tokens besides passwords, with the keys at this URL."""
     words = ["--auth-backends", "internal", "--auth-backends", "oauth2"]
     return [*words, "--oauth2-resource-server-id", RESOURCE, "--oauth2-jwks", str(keys)]
 
 
 class KeyService:
-    """Publishes keys over HTTP; `keys` may change."""
+    """Publishes keys over HTTP; `keys` may change at any time."""
 
     def __init__(self, *keys, tls=None):
         self.keys, self.asked = keys, 0

@@ -1,4 +1,4 @@
-"""A server whose program is replaced while it runs, and clients that come all the while."""
+"""A server whose binary is replaced while it runs, and clients that keep connecting."""
 
 import contextlib
 import shutil
@@ -16,7 +16,7 @@ from harness.wire import Closed, Wire
 
 
 class Knock(Wire):
-    """A client, and whether anybody has answered it."""
+    """A client, and whether a server has answered it."""
 
     is_answered = False
 
@@ -28,8 +28,8 @@ class Knock(Wire):
 
 @contextlib.contextmanager
 def knocking(port):
-    """Clients that connect, log in, and leave, one after the other, for the length of a `with`. Yields who was served, what
-    went wrong for others, and what no client may meet."""
+    """Clients that connect, log in and disconnect, one after the other, for the length of a `with`. Yields the clients
+    served, the tolerated failures, and the failures that no client may see."""
     over, served, troubles, refusals = threading.Event(), [], [], []
 
     def knock():
@@ -42,8 +42,8 @@ def knocking(port):
                 served.append(1)
             except Exception as trouble:  # noqa: BLE001: whatever a client meets
                 troubles.append(repr(trouble))
-                # A broker that ends closes a client in the middle of its login, with 320 or without a word, and one that it has
-                # accepted in this moment. Those that come later wait, so that no caller is dropped twice.
+                # A broker that shuts down closes a client in the middle of its login, with 320 or without a close method, and
+                # one that it accepted just then. Later clients wait, so no client is dropped twice in a row.
                 is_closed = isinstance(trouble, (Closed, BrokenPipeError)) or "320" in str(trouble)
                 is_answered = client is not None and client.is_answered
                 if not is_closed or not (is_answered or may_be_dropped):
@@ -67,7 +67,7 @@ class Callers(NamedTuple):
     refusals: list
 
     def go_on(self):
-        """Returns once some more have been served."""
+        """Returns once some more clients were served."""
         count = len(self.served)
         wait_until(lambda: len(self.served) > count + 4)
 
@@ -78,7 +78,7 @@ def flags(amqp, http, *more):
 
 @contextlib.contextmanager
 def replaceable(tmp_path, *more, **options):
-    """A server whose program is a file of its own, so that another can take its place on the disk; and clients of it."""
+    """A server with its own copy of the binary, so that another can replace it on disk; and clients that connect to it."""
     program = tmp_path / "leveret"
     shutil.copy(binary(), program)
     amqp, http = free_ports(2)
@@ -93,7 +93,7 @@ def replaceable(tmp_path, *more, **options):
 
 
 def running(program):
-    """The processes of a program."""
+    """The processes that run a program."""
     found = []
     for path in Path("/proc").glob("[0-9]*/exe"):
         with contextlib.suppress(OSError):
@@ -103,11 +103,11 @@ def running(program):
 
 
 def kill_all(program):
-    """Ends successors as well: they are no children of the tests, which would end with these."""
+    """Also ends successors: they are not children of the tests, which would be killed with them."""
     end_processes(running(program))
 
 
 def replace(program):
-    """Another file, as package managers write it: the running one stays as it is."""
+    """Replaces the file as package managers do: the running process keeps the old one."""
     shutil.copy(program, program.with_suffix(".new"))
     program.with_suffix(".new").replace(program)

@@ -1,4 +1,4 @@
-"""Fixtures of tests that run with each release of RabbitMQ behind the pool, for modules to import."""
+"""Fixtures to import, for tests that run with each RabbitMQ release behind the pool."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""AMQP inside of WebSockets by hand: whole frames and broken ones, over a plain socket."""
+"""AMQP over WebSocket by hand: valid and invalid frames on a plain socket."""
 
 import base64
 import hashlib
@@ -21,7 +21,7 @@ UPGRADE = {
 
 
 class Refused(Exception):
-    """The server answered the request with another status than 101."""
+    """The server answered the upgrade request with a status other than 101."""
 
     def __init__(self, status, text):
         super().__init__(f"{status} {text}")
@@ -37,7 +37,7 @@ class PeerClosed(Closed):
 
 
 class WebSocketWire(Wire):
-    """A Wire whose bytes travel in binary messages. Pings are answered unless `deaf`."""
+    """A `Wire` over binary WebSocket messages. Answers pings, unless `deaf`."""
 
     def __init__(self, port, path="/", deaf=False, tls=None, **headers):
         super().__init__(port)
@@ -50,7 +50,7 @@ class WebSocketWire(Wire):
         self.headers = self.request(path, {name.replace("_", "-"): value for name, value in headers.items()})
 
     def request(self, path, headers):
-        """Sends the upgrade with these headers added, or left out where they are None; the answer's headers."""
+        """Sends the upgrade request with these headers added, or removed if they are None; returns the answer's headers."""
         fields = {**UPGRADE, **headers}
         lines = [f"{name}: {value}" for name, value in fields.items() if value is not None]
         super().send("\r\n".join([f"GET {path} HTTP/1.1", *lines, "", ""]).encode())
@@ -80,11 +80,11 @@ class WebSocketWire(Wire):
         self.send_frame(FIN | BINARY, data)
 
     def send_frame(self, first, payload=b"", masked=True):
-        """Sends one frame; its opcode and flags are given as its first byte."""
+        """Sends one frame; `first` is its first byte, with opcode and flags."""
         self.send_raw(framed(first, payload, masked))
 
     def send_raw(self, data):
-        """Sends frames as they are, in one write."""
+        """Sends encoded frames in one write."""
         super().send(data)
 
     def _receive(self):
@@ -120,7 +120,7 @@ class WebSocketWire(Wire):
         return data
 
     def expect_close(self):
-        """Reads up to the close frame, answers it, and waits for the end: (code, reason)."""
+        """Reads up to the close frame, answers it, and waits for the end of the stream: (code, reason)."""
         try:
             while True:
                 self._receive()
@@ -131,7 +131,7 @@ class WebSocketWire(Wire):
 
 
 def framed(first, payload=b"", masked=True):
-    """The bytes of one frame."""
+    """Encodes one frame."""
     key = os.urandom(4) if masked else bytes(4)
     size, flag = len(payload), 0x80 if masked else 0
     if size < 126:

@@ -1,4 +1,4 @@
-"""AMQP 0-9-1 by hand: whole frames and broken ones, over a plain socket."""
+"""AMQP 0-9-1 by hand: valid and invalid frames on a plain socket."""
 
 import socket
 import struct
@@ -20,7 +20,7 @@ QUEUE_DECLARE, QUEUE_DECLARE_OK = (50, 10), (50, 11)
 BASIC_QOS, BASIC_QOS_OK = (60, 10), (60, 11)
 BASIC_CONSUME, BASIC_CONSUME_OK = (60, 20), (60, 21)
 BASIC_PUBLISH = (60, 40)
-# The most of a body that `publish_frames` puts into one frame.
+# The maximum body size of a frame in `publish_frames`.
 PIECE = 100_000
 
 
@@ -29,7 +29,7 @@ class Closed(Exception):
 
 
 class Wire:
-    """One TCP connection. Nothing is sent that the test does not ask for."""
+    """One TCP connection. Sends only what the test asks for."""
 
     def __init__(self, port):
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
@@ -74,7 +74,7 @@ class Wire:
         return kind, channel, payload
 
     def expect(self, method):
-        """The arguments of the next method, which must be this one; heartbeats are passed over."""
+        """The arguments of the next method, which must be this one; skips heartbeats."""
         kind, channel, payload = self.read_frame()
         while kind == HEARTBEAT:
             kind, channel, payload = self.read_frame()
@@ -85,7 +85,7 @@ class Wire:
         return payload[4:]
 
     def handshake(self, credentials=CREDENTIALS, vhost="/", frame_max=131072, heartbeat=0, properties=b""):
-        """Opens the connection: everything up to connection.open-ok. `properties` is the content of the client's table."""
+        """Opens the connection, up to connection.open-ok. `properties` is the content of the client-properties table."""
         self.start(credentials, properties)
         self.expect(CONNECTION_TUNE)
         self.send_open(vhost, frame_max, heartbeat)
@@ -93,7 +93,7 @@ class Wire:
         return self
 
     def start(self, credentials=CREDENTIALS, properties=b""):
-        """The protocol header and the login, up to the server's word on it."""
+        """Sends the protocol header, waits for connection.start, and sends the login."""
         self.send(PROTOCOL_HEADER)
         self.expect(CONNECTION_START)
         self.send_login(credentials, properties)
@@ -104,7 +104,7 @@ class Wire:
         self.send_method(0, CONNECTION_START_OK, arguments)
 
     def send_open(self, vhost="/", frame_max=131072, heartbeat=0):
-        """The answer to connection.tune, and connection.open."""
+        """Sends connection.tune-ok and connection.open."""
         self.send_method(0, CONNECTION_TUNE_OK, struct.pack(">HIH", 2047, frame_max, heartbeat))
         self.send_method(0, CONNECTION_OPEN, short_string(vhost) + short_string("") + b"\x00")
 
@@ -117,12 +117,12 @@ class Wire:
         self.expect(CHANNEL_OPEN_OK)
 
     def declare(self, queue, flags=0):
-        """Declares a queue without arguments on channel 1; how many messages are ready in it."""
+        """Declares a queue without arguments on channel 1; returns its number of ready messages."""
         self.send(queue_declare(queue, flags))
         return struct.unpack(">I", self.expect(QUEUE_DECLARE_OK)[-8:-4])[0]
 
     def qos(self, prefetch):
-        """Limits the deliveries that each later consumer has not acknowledged."""
+        """Sets the prefetch of each later consumer."""
         self.send_method(1, BASIC_QOS, struct.pack(">IHB", 0, prefetch, 0))
         self.expect(BASIC_QOS_OK)
 
@@ -143,14 +143,14 @@ class Wire:
         return body
 
     def connection_error(self):
-        """The code and text with which the server closes the connection, and that it then does so."""
+        """The code and text of the server's connection.close; asserts that the connection ends after it."""
         answer = close_of(self.expect(CONNECTION_CLOSE))
         self.send_method(0, CONNECTION_CLOSE_OK)
         self.expect_end()
         return answer
 
     def expect_end(self):
-        """Reads until the peer closes the connection; how many bytes it sent before."""
+        """Reads until the peer closes the connection; returns the number of bytes received."""
         count = len(self.pending)
         try:
             while True:
@@ -164,18 +164,18 @@ def frame(kind, channel, payload):
 
 
 def frame_announcing(kind, channel, size):
-    """The seven bytes that open a frame and say how large it is."""
+    """A frame's header (seven bytes), which announces its size."""
     return struct.pack(">BHI", kind, channel, size)
 
 
 def queue_declare(queue, flags=0):
-    """The frame that declares a queue without arguments on channel 1."""
+    """A frame that declares a queue without arguments on channel 1."""
     arguments = struct.pack(">H", 0) + short_string(queue) + bytes([flags]) + long_string(b"")
     return frame(METHOD, 1, struct.pack(">HH", *QUEUE_DECLARE) + arguments)
 
 
 def publish_frames(key, body):
-    """The frames that publish a message through the default exchange on channel 1."""
+    """Frames that publish a message through the default exchange on channel 1."""
     method = frame(METHOD, 1, struct.pack(">HH", *BASIC_PUBLISH) + publish_arguments("", key))
     pieces = [body[start : start + PIECE] for start in range(0, len(body), PIECE)]
     return method + frame(HEADER, 1, content_header(len(body))) + b"".join(frame(BODY, 1, piece) for piece in pieces)
@@ -186,7 +186,7 @@ def publish_arguments(exchange, key):
 
 
 def content_header(size):
-    """A content header frame's payload for a message without properties."""
+    """The payload of a content header without properties."""
     return struct.pack(">HHQH", 60, 0, size, 0)
 
 

@@ -1,10 +1,10 @@
-"""A wall clock for tests that is wrong until it is set right."""
+"""A wrong wall clock that a test can correct."""
 
 from harness.preload import preloaded
 
 
 class WrongClock:
-    """That of a process with this environment."""
+    """The clock of a process with this environment."""
 
     def __init__(self, directory, seconds):
         self.file = directory / "wrong_clock"
@@ -12,13 +12,13 @@ class WrongClock:
         self.file.write_text(str(seconds))
 
     def set_right(self, server):
-        """Returns when the server has noticed."""
+        """Returns once the server has noticed."""
         self.set(0)
         server.child.wait_line("the system clock was set")
 
     def set(self, seconds):
         """Makes it wrong by this number of seconds."""
-        # At once: an empty file would be no error.
+        # Renamed into place: an empty file would mean a correct clock.
         new = self.file.with_suffix(".new")
         new.write_text(str(seconds))
         new.rename(self.file)

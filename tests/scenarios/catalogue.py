@@ -1,8 +1,10 @@
-"""What each scenario must observe, word for word as RabbitMQ 3.10 answers it; rabbitmq4.py has what RabbitMQ 4 answers otherwise.
+"""The expected observations of each scenario, word for word as RabbitMQ 3.10 answers; rabbitmq4.py lists where RabbitMQ 4
+differs.
 
-The suite holds every target to these answers, RabbitMQ itself included, so the targets and the five clients
-agree as long as the suite passes. Names are given without the prefix of the run; `*` in a generated name stands for
-its random part. What a client cannot express is listed in `left_out.py`."""
+The suite compares every target with these answers, RabbitMQ itself included, so the targets and the five clients agree as
+long as it passes. Names lack the run's prefix; `*` in a generated name stands for its random part. `left_out.py` lists
+what a client cannot express.
+"""
 
 
 def refused(code, name, text):
@@ -10,7 +12,7 @@ def refused(code, name, text):
 
 
 def closing_channel(answer):
-    """That of a request on a connection of its own, where the channel alone is closed."""
+    """The answer to a request on its own connection, where only the channel is closed."""
     return answer | {"closed": "channel"}
 
 
@@ -107,7 +109,7 @@ EXCHANGES = {
             "quick.orange.male.rabbit",
             "",
         ],
-        # The empty key has no word at all, so `*` leaves it out.
+        # The empty routing key has no words, so `*` does not match it.
         "*": ["lazy", "orange"],
         "#.orange.#": ["quick.orange.rabbit", "lazy.orange.elephant", "orange", "quick.orange.male.rabbit"],
         "a.#.b": ["a.b", "a.x.y.b"],
@@ -317,7 +319,7 @@ REFUSALS = {
 
 
 def letter(queue, reason, key, exchange="", body="body", **more):
-    """What dead-lettering makes of a message that was published to `queue`; `more` is told of the death."""
+    """A message that was published to `queue` and then dead-lettered; `more` is added to the x-death entry."""
     death = {"count": 1, "reason": reason, "queue": queue, "exchange": "", "routing-keys": [queue], **more}
     first = {"x-first-death-exchange": "", "x-first-death-queue": queue, "x-first-death-reason": reason}
     headers = {"x-death": [death], **first}
@@ -329,7 +331,7 @@ def with_headers(message, **headers):
 
 
 def copied(queue):
-    """A copy made by CC, as it was published."""
+    """A copy made by CC, unchanged."""
     headers = {"CC": ["copied"], "mine": "kept"}
     return {"body": "body", "exchange": "", "routing_key": queue, "expiration": None, "headers": headers}
 
@@ -352,7 +354,7 @@ RETENTION = {
         "maxlen": letter("maxlen", "maxlen", "new", "e"),
     },
     "dead_letters_and_copies": {
-        # A routing key of the queue's own takes the place of all keys, so CC goes.
+        # A dead-letter routing key replaces all routing keys, so CC is removed.
         "renamed": [
             copied("renamed"),
             with_headers(letter("renamed", "rejected", "dead", **BOTH_KEYS), mine="kept"),
@@ -429,7 +431,7 @@ DETAILS = {
         "wrong": failed('Invalid x-match field value <<"some">>; expected all, any, all-with-x, or any-with-x'),
         "of a wrong type": failed("Invalid x-match field type signedint (value 5); expected longstr"),
     },
-    # Which queue gets which key is the broker's own; that it keeps to it, and the shares, are not.
+    # The broker chooses which queue gets which key; that the choice is stable, and the proportions, are checked.
     "consistent_hash_exchange": {
         "each_once": True,
         "same_key_same_queue": True,
@@ -446,7 +448,7 @@ DETAILS = {
     ),
     "circles": {"received": ["once round"], "returned": ["by nobody", "alternate is missing"]},
     "auto_delete_source": {"bound": ACCEPTED, "unbound": no_exchange("source")},
-    # The empty name is looked up before the tag is looked at.
+    # The server resolves the empty queue name before it checks the consumer tag.
     "reused_tag_without_a_queue": not_found("no previously declared queue"),
     "tags_of_get_and_deliver": {"tags": [1, 2, 3], "on_another_channel": 1},
     "prefetch_does_not_limit": {"get": ["1", "2"], "unlimited": 5, "automatic": 0},

@@ -1,8 +1,8 @@
 //! Long responses, in pieces.
 //!
-//! A response about 100,000 queues has tens of megabytes. As one buffer it would be copied again and again while it grows, and
-//! freed all at once by the thread that sends it, which serves clients, too. In pieces nothing moves, and each is freed once it
-//! has been sent. The thread that writes them pauses whenever some are full.
+//! A response about 100,000 queues has tens of megabytes. In a single buffer it would be copied repeatedly as it grows, and
+//! freed all at once by the sending thread, which also serves clients. Pieces are never copied, and each is freed once it has
+//! been sent. The writing thread pauses whenever some are full.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -25,7 +25,7 @@ const FULL: u32 = 3 * PIECE as u32;
 #[derive(Debug, Default)]
 pub(crate) struct Pieces {
     full: Vec<Vec<u8>>,
-    /// Not full yet.
+    /// The last piece, not yet full.
     last: Vec<u8>,
 }
 

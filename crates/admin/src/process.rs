@@ -54,7 +54,7 @@ fn write_limits(out: &mut MetricsWriter, prefix: &str, started: Started) {
     if let Some(most) = read("limits").as_deref().and_then(max_open_files) {
         let help = "Maximum number of open file descriptors.";
         out.gauge(&format!("{prefix}_process_max_fds"), help, most);
-        // A socket is a file descriptor, and has no limit of its own.
+        // A socket is a file descriptor; there is no separate limit.
         let help = "Maximum number of open sockets.";
         out.gauge(&format!("{prefix}_process_max_tcp_sockets"), help, most);
     }

@@ -1,4 +1,4 @@
-//! Bounds on how long a peer may accept none of the bytes written to it, and on how long writing to one keeps others waiting.
+//! Bounds how long a peer may accept none of the bytes written to it, and how long a write delays others.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -91,7 +91,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeoutStream<S> {
 /// of which a reader on another core may take as they are written.
 const WRITTEN_AT_ONCE: usize = 8 << 10;
 
-/// Buffers of a write: the head of a response and its body are two.
+/// Maximum buffers per write: a response's head and body are two.
 const BUFFERS_AT_ONCE: usize = 4;
 
 #[cfg(test)]

@@ -21,13 +21,13 @@ static ANNOUNCED: Mutex<Vec<Announced>> = Mutex::new(Vec::new());
 /// Set once by [`begin`], unless there is no thread for it.
 static OUTPUT: OnceLock<Announcements> = OnceLock::new();
 
-/// Most time that the lines may take before the start continues without them.
+/// Maximum time for the lines, after which the start continues without them.
 const LINES_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Writes the lines of the announced listeners.
 struct Announcements {
     log: Arc<LineQueue>,
-    /// A standard output that nobody reads does not hold up the start: a process that takes over may have inherited it.
+    /// A standard output that nobody reads does not block the start: a process that takes over may have inherited it.
     output: LineWriter,
     /// How long the next line is waited for. Zero once one has not been written in time.
     patience: Mutex<Duration>,
@@ -44,7 +44,7 @@ impl Announcements {
     }
 
     fn write(&self, line: String) {
-        // Both may go to one pipe, whose reader is to find the beginning of the log before this.
+        // Both may go to the same pipe, whose reader expects the beginning of the log first.
         self.wait_for(&self.log);
         self.output.queue().write(line.into_bytes());
         self.wait_for(self.output.queue());
@@ -58,7 +58,7 @@ impl Announcements {
     }
 }
 
-/// To be called before the first announcement.
+/// Must be called before the first announcement.
 pub(crate) fn begin(log: &Arc<LineQueue>) {
     if let Ok(output) = Announcements::start(log, io::stdout(), LINES_TIMEOUT) {
         let _ = OUTPUT.set(output);
@@ -77,8 +77,7 @@ pub(crate) fn announce(listener: Announced) {
     }
 }
 
-/// Writes the lines that are left, if they can be written in this time, and returns what is left of it. Called once, before
-/// the process exits.
+/// Writes the remaining lines within this time, and returns the rest of it. Called once, before the process exits.
 pub(crate) fn end(timeout: Duration) -> Duration {
     match OUTPUT.get() {
         Some(output) => output.output.end(timeout),

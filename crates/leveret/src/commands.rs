@@ -16,7 +16,7 @@ so do the man pages (`leveret man --output DIR`). The flags of `leveret serve`, 
 are the [settings](configuration.md).
 ";
 
-/// A command with more arguments is shown without them: a row would be longer than anybody reads.
+/// Commands with more arguments are shown without them, to keep the row readable.
 const MAX_SHOWN: usize = 10;
 
 /// docs/commands.md.
@@ -56,7 +56,7 @@ fn section(page: &mut String, title: &str, command: &Command) {
     }
 }
 
-/// The subcommands that take the flags of their group: all, but those that hide them.
+/// The subcommands that take their group's flags: all, except those that hide them.
 fn takers(command: &Command) -> String {
     let hides =
         |below: &&Command| below.get_arguments().any(|flag| flag.is_global_set() && flag.is_hide_set());

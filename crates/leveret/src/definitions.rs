@@ -22,7 +22,7 @@ pub(crate) struct DefinitionsFile {
     definitions: Definitions,
 }
 
-/// The objects of a broker that another process is to continue.
+/// The objects of a broker that another process will take over.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct ExistingObjects {
     /// See [`Broker::existing`].
@@ -38,9 +38,9 @@ impl ExistingObjects {
     }
 }
 
-/// Looks for a mistake in the files of definitions and of the first user's password. If the data directory has anything, the
-/// process that runs is using it. That one is asked for what `existing` objects it has, if it is known to be able to tell.
-/// Otherwise it is not known whether queues, exchanges and bindings of the file can be declared.
+/// Checks the files of definitions and of the first user's password for mistakes. If the broker's data directory is in use, the
+/// running process has it: `existing` then asks that process for its objects. Without its answer it is not known whether the
+/// file's queues, exchanges and bindings can be declared.
 ///
 /// # Errors
 ///
@@ -108,7 +108,7 @@ pub(crate) fn read(config: &Config) -> Result<Option<DefinitionsFile>, SettingEr
 pub(crate) enum Before {
     /// Nothing yet: this is its first start.
     Nothing,
-    /// Only the user and the virtual host that a start without any of these settings makes, whatever its applications have
+    /// Only the user and the virtual host that a start without any of these settings creates, whatever applications have
     /// declared. A package may have started it before its operator could configure it.
     Defaults,
     /// A definitions file, and what has been changed since.
@@ -132,7 +132,7 @@ impl Before {
     }
 }
 
-/// Whether nobody has defined anything: there is the first user of a start without settings, and what belongs to it.
+/// Whether operators have defined nothing: there is only the first user of a start without settings, and its objects.
 fn has_defaults_alone(broker: &Broker) -> bool {
     let count = |section| broker.definitions_of(section, &[]).len();
     let is_one = |section, names: &[&str]| count(section) == 1 && broker.definition(section, names).is_some();
@@ -170,7 +170,7 @@ pub(crate) fn start_with(
     let is_user_made = match before {
         Before::Nothing => file.is_none() || password.is_some(),
         Before::Defaults => password.is_some() || file.is_none() && vhost != ROOT,
-        // Definitions without users leave nobody who could make one.
+        // With definitions that lack users, nobody could create one.
         Before::Definitions | Before::Others => {
             password.is_some() && broker.definitions_of(Section::Users, &[]).is_empty()
         }
@@ -245,7 +245,7 @@ pub(crate) fn given_password(config: &Config) -> Result<Option<String>, SettingE
     Ok(config.default_password.0.clone())
 }
 
-/// A password that is given and differs from that of the user has no effect, which its operator may not expect.
+/// A configured password that differs from the user's has no effect, which the operator may not expect.
 fn warn_of_another_password(broker: &Broker, user: &str, password: &str) {
     match broker.authenticate_from(user, password.as_bytes(), None, true, Instant::now()) {
         Ok(_) => {}

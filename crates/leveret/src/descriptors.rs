@@ -1,4 +1,4 @@
-//! The limit of open files, and how many of them connections may have.
+//! The open file limit, and the share of it that connections may use.
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 use server::Webroot;

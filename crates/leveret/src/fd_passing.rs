@@ -1,4 +1,4 @@
-//! Sockets that are passed to other processes, as ancillary data of a message (unix(7), SCM_RIGHTS).
+//! Passes sockets to other processes as ancillary data (unix(7), SCM_RIGHTS).
 
 use std::io;
 use std::mem::MaybeUninit;

@@ -1,4 +1,4 @@
-//! Where the HTTP of a server on this machine is, by its settings.
+//! Finds the HTTP address of a server on this machine from its settings.
 
 use crate::config::{Config, Effective, ListenAddr, ValueError};
 use crate::http_client::Endpoint;

@@ -36,7 +36,7 @@ pub(crate) struct Reloader {
     pub(crate) logins: Logins,
 }
 
-/// How long the steps of a drain take at most.
+/// Maximum duration of each step of a drain.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DrainTimes {
     /// Clients are served and accepted as before.

@@ -1,4 +1,4 @@
-//! Notices an upstream that is this very server: every client would become a client of itself, again and again.
+//! Detects an upstream that is this very server, whose clients would be forwarded to itself in a loop.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use crate::config::{Config, SettingError};
 
-/// Time for looking up the upstreams' names, all at once. One that takes longer, or does not exist, is found out about later.
+/// Time for resolving the upstreams' names concurrently. An upstream whose name takes longer, or does not exist, is not
+/// checked.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A bound address, and the setting of its listener.
@@ -18,7 +19,7 @@ type Bound = (&'static str, SocketAddr);
 ///
 /// The first upstream that is this server.
 pub(crate) async fn refuse_as_upstream(config: &Config, bound: &[Bound]) -> Result<(), SettingError> {
-    // Most pools have ports of their own: then nothing is looked up, and the start does not wait for DNS.
+    // Most pools use other ports: then no name is resolved, and the start does not wait for DNS.
     let alike: Vec<_> = config.upstream.iter().filter(|upstream| has_port(bound, upstream.port)).collect();
     let names = alike.iter().map(|upstream| (upstream.host.clone(), upstream.port));
     let found = look_up(names, async |name| Ok(tokio::net::lookup_host(name).await?.collect())).await;

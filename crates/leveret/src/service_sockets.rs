@@ -21,7 +21,7 @@ pub(crate) fn inherit() -> (Inherited, Vec<(usize, io::Error)>) {
     (inherited, unused)
 }
 
-/// Whether the process has no thread but this one; `true` where nothing says so.
+/// Whether the process is single-threaded; `true` if that cannot be determined.
 fn is_only_thread() -> bool {
     fs::read_dir("/proc/self/task").map_or(true, |threads| threads.count() == 1)
 }

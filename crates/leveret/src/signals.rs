@@ -20,17 +20,17 @@ use crate::logs::ProcessLog;
 /// The exit code of a process that a second signal ends before its drain is complete.
 const LEFT_AT_ONCE: i32 = 1;
 
-/// Most time that the last line takes then, if it cannot be written.
+/// Maximum time to write the last line.
 const LAST_LINE_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Why the process drains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DrainReason {
-    /// A signal, or an operator.
+    /// A signal or an operator has requested it.
     Asked,
-    /// Everything has moved to another broker but what clients have. A successor takes over when that has moved as well.
+    /// Everything except what clients hold has moved to another broker. A successor takes over once that has moved as well.
     CutOver,
-    /// A successor has taken over, which waits for the end if it is to be `at_once`.
+    /// A successor has taken over; with `at_once` it waits for this process to exit.
     TakenOver { at_once: bool },
 }
 
@@ -231,7 +231,7 @@ impl DrainRequest {
     /// Waits for as long as the `delay` of the drain, or until a successor has taken over.
     pub(crate) async fn delayed(&mut self, delay: Duration) {
         let taken_over = self.0.wait_for(|reason| matches!(reason, Some(DrainReason::TakenOver { .. })));
-        // Elapsed or not, the delay is over.
+        // Either way, the delay is over.
         let _ = tokio::time::timeout(delay, taken_over).await;
     }
 }
@@ -266,7 +266,7 @@ impl Signals {
     async fn next(&mut self) -> &'static str {
         loop {
             tokio::select! {
-                // Of signals that are there together, the end counts first: an upgrade would start the service again.
+                // If several signals are pending, a shutdown takes precedence: an upgrade would start the service again.
                 biased;
                 _ = self.terminate.recv() => return "SIGTERM",
                 _ = self.interrupt.recv() => return "SIGINT",

@@ -18,8 +18,8 @@ const DIR: &str = "spool";
 /// The file of accepted logins within that directory.
 const LOGINS: &str = "logins";
 
-/// Memory in bytes that messages in the spool may take before they are on disk only: while the upstream is away they are not
-/// needed in memory, and a long outage must not take more.
+/// Memory in bytes above which the spool's messages are only on disk: they are not needed in memory while the upstream is
+/// unreachable, and a long outage must not take more.
 const PAGING_WATERMARK: u64 = 64 << 20;
 
 /// A running spool on its directory. Dropping it writes the last changes.

@@ -1,6 +1,6 @@
-//! The clock of the broker's times over restarts: it is stored beside them, with its distance from the wall clock, and from
-//! the monotonic clock of the machine. The latter tells, until the machine is restarted, how much time has passed: the wall
-//! clock may be set while no process looks.
+//! Persists the broker's clock across restarts, together with its offsets from the wall clock and from the machine's
+//! monotonic clock. Until the machine reboots, the monotonic clock shows how much time has passed, even if the wall clock was
+//! set while no process was running.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::{Arc, Weak};
@@ -11,19 +11,18 @@ use parking_lot::Mutex;
 use rustix::time::{ClockId, clock_gettime};
 use server::{Clock, ClockReading};
 
-/// How often the wall clock is read. Until then times that others read are wrong after it was set, and stored ones are if the
-/// power fails.
+/// How often the wall clock is read. After it was set, timestamps visible to others are wrong until then, and stored ones are
+/// if the power fails.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often the clock is stored while nothing happens: after a power failure it continues there, on a machine whose wall
-/// clock stops when it is off.
+/// How often the clock is stored while nothing else is: after a power failure it continues from there, even if the machine's
+/// wall clock stops while it is off.
 const STORED_AFTER: Duration = Duration::from_mins(10);
 
-/// The key of the distance from the wall clock.
+/// The key of the offset from the wall clock.
 const KEY: &[u8] = b"clock";
 
-/// The key of the distance from the monotonic clock. It sorts before the other, which is the last one that earlier versions
-/// read.
+/// The key of the offset from the monotonic clock. It sorts before `KEY`: earlier versions use the last entry that they read.
 const UPTIME_KEY: &[u8] = b"boot";
 
 /// The clock of a data directory.
@@ -62,14 +61,14 @@ impl StoredClock {
         Ok(Self { clock, catalogue: Arc::clone(catalogue), boot, stored })
     }
 
-    /// The current time.
+    /// The current time of the broker's clock.
     pub(crate) fn now(&self) -> Timestamp {
         self.clock.timestamp(Instant::now())
     }
 
     /// Stores it with the catalogue's next commit, which soon follows.
     pub(crate) fn store(&self) {
-        // The lock is held until it is noted, or another thread's earlier reading could come last.
+        // Hold the lock until this is recorded, or another thread's earlier reading could be stored last.
         let mut stored = self.stored.lock();
         let reading = self.clock.reading();
         *stored = Stored { ahead: Some(reading.ahead), at: Instant::now() };

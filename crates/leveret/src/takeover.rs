@@ -40,10 +40,10 @@ pub(crate) use upgrade::{UpgradeError, Upgrades};
 
 use crate::config::{Config, ListenAddr};
 
-/// How long the other process may take for a message, in which it does nothing that takes time.
+/// Maximum time for a message from the other process, which does nothing slow before it answers.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Where a process with this configuration can be asked for its place; `None` if it has no listener with a fixed address.
+/// The socket at which a process with this configuration accepts a successor; `None` if no listener has a fixed address.
 fn socket_name(config: &Config) -> Option<SocketAddr> {
     let fixed = |address: &&ListenAddr| match address {
         ListenAddr::Off => false,
@@ -54,7 +54,7 @@ fn socket_name(config: &Config) -> Option<SocketAddr> {
     };
     let (key, address) = config.of_type::<ListenAddr>().find(|(_, address)| fixed(address))?;
     let user = rustix::process::geteuid().as_raw();
-    // The kernel takes 107 bytes; a long path is told apart by its end.
+    // The kernel accepts 107 bytes; long paths differ at their end.
     let full = format!("leveret-takeover/{user}/{key}/{address}");
     let name = full.get(full.len().saturating_sub(MAX_NAME)..)?;
     SocketAddr::from_abstract_name(name).ok()

@@ -53,7 +53,7 @@ impl Answers {
         self.unread.load(Ordering::Relaxed)
     }
 
-    /// Waits until there is room.
+    /// Waits until there is capacity.
     pub(super) async fn wait_for_capacity(&self) {
         loop {
             let mut freed = pin!(self.freed.notified());

@@ -30,7 +30,7 @@ pub(super) struct Call {
     pub(super) body: Bytes,
     /// Value of the header X-Reason.
     pub(super) reason: Option<String>,
-    /// Set once nobody waits for the answer any more.
+    /// Set once the client has gone.
     pub(super) is_abandoned: Arc<AtomicBool>,
 }
 
@@ -146,7 +146,7 @@ impl Call {
         }
     }
 
-    /// Fails once the client has gone. A list, which may be long, asks before each item.
+    /// Fails once the client has gone. Long lists check this before each item.
     pub(super) fn check_awaited(&self) -> Result<(), ApiError> {
         match self.is_abandoned.load(Ordering::Relaxed) {
             false => Ok(()),

@@ -101,7 +101,7 @@ fn reason(call: &Call) -> &str {
     call.reason.as_deref().unwrap_or("Closed via management plugin")
 }
 
-/// The virtual host of the path, if it names one, has to exist.
+/// Refuses a path with an unknown virtual host.
 fn check_vhost(call: &Call) -> Result<(), ApiError> {
     if call.at("vhost").is_empty() { Ok(()) } else { call.vhost().map(drop) }
 }

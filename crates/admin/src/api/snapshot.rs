@@ -30,7 +30,7 @@ pub(super) struct Snapshot {
 struct StoredSnapshot {
     stamp: u64,
     queues: Arc<[CollectedItem]>,
-    /// Number of times the queues have been walked.
+    /// Number of times all queues have been enumerated.
     #[cfg(test)]
     walks: u64,
 }

@@ -20,19 +20,19 @@ mod lists;
 mod rates;
 mod refused;
 
-/// A process without listeners, and with the connections that the test opens.
+/// A process without listeners, with the connections that the test adds.
 #[derive(Default)]
 struct Quiet {
     /// Whether an alarm is in effect.
     alarm: AtomicBool,
-    /// Milliseconds that the clock is moved on.
+    /// Milliseconds by which the clock is advanced.
     later: AtomicU64,
     connection_limit: Option<u64>,
     /// Whether everything is about to have moved to another broker.
     has_moved: Arc<AtomicBool>,
     /// The open connections.
     connections: Vec<Arc<dyn ClientConnection>>,
-    /// Met once when the connections are asked for, and again before they are listed.
+    /// A barrier reached when the connections are requested, and again before they are listed.
     gate: Option<Arc<Barrier>>,
 }
 

@@ -13,7 +13,7 @@ use crate::error::Error;
 
 /// Timeout of a request.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// More than any broker's answer.
+/// Larger than any broker's answer.
 const MAX_ANSWER_BYTES: u64 = 64 << 20;
 
 /// The address of a broker's figures.
@@ -106,14 +106,14 @@ fn bad(text: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, text.to_owned())
 }
 
-/// Without the password.
+/// Omits the password.
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "http://{}{}", self.authority, self.path)
     }
 }
 
-/// Without the password, too.
+/// Omits the password, too.
 impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)

@@ -1,4 +1,4 @@
-//! Settings of who may come in to the embedded broker.
+//! Settings of authentication and authorisation at the embedded broker.
 
 use std::path::PathBuf;
 
@@ -15,9 +15,9 @@ pub(crate) enum AuthBackendName {
     Internal,
     /// JSON Web Tokens.
     OAuth2,
-    /// A service that is asked over HTTP.
+    /// A service queried over HTTP.
     Http,
-    /// The same, whose answers are used again for a while.
+    /// The same service, with cached answers.
     CachedHttp,
 }
 
@@ -37,7 +37,7 @@ impl AuthBackendName {
         // RabbitMQ also takes the names of its modules.
         let word = match text.strip_prefix("rabbit_auth_backend_").unwrap_or(text) {
             "ldap" => return Err(NO_LDAP.into()),
-            // The others ask nobody.
+            // The other backends have no answers to cache.
             "cache" => "cache:http",
             "cache:internal" | "cache:oauth2" => return Err(ONLY_HTTP.into()),
             word => word,

@@ -39,7 +39,7 @@ pub(crate) struct Setting {
     pub(crate) key: &'static str,
     /// The heading that it is listed under.
     pub(crate) group: &'static str,
-    /// Its description, in lines that begin with a space.
+    /// Its description; each line begins with a space.
     pub(crate) help: &'static str,
     /// The placeholder for its value: `ADDR`.
     pub(crate) kind: &'static str,
@@ -47,9 +47,9 @@ pub(crate) struct Setting {
     pub(crate) repeated: bool,
     /// Whether the file may contain it as tables.
     pub(crate) tables: bool,
-    /// Whether it is a secret, for which there is no flag: everybody on a machine can read the command lines of its processes.
+    /// Whether it is a secret, which has no flag: every user of a machine can read its processes' command lines.
     pub(crate) is_secret: bool,
-    /// A variable of RabbitMQ's with the same meaning, obeyed by the embedded broker where no layer of Leveret's own sets it.
+    /// RabbitMQ's variable with the same meaning; the embedded broker uses it if no layer of Leveret's sets the value.
     pub(crate) alias: Option<&'static str>,
     /// The default, in the syntax of the setting.
     pub(crate) default: &'static str,
@@ -193,8 +193,8 @@ settings! {
         /// MQTT over TLS; needs `tls_cert` and `tls_key`.
         mqtts: ListenAddr = "off", requires CERTIFICATE;
 
-        /// MQTT over WebSocket, for browsers, at `/ws`, where RabbitMQ's Web-MQTT has it, `/mqtt` and `/`. `ws` and `wss` have
-        /// it at `/ws/mqtt`.
+        /// MQTT over WebSocket, for browsers, at `/ws` (as RabbitMQ's Web-MQTT), `/mqtt` and `/`. `ws` and `wss` serve it at
+        /// `/ws/mqtt`.
         web_mqtt: ListenAddr = "127.0.0.1:15675", with upstream "off";
 
         /// MQTT over WebSocket and TLS; needs `tls_cert` and `tls_key`.
@@ -207,8 +207,7 @@ settings! {
         /// STOMP over TLS; needs `tls_cert` and `tls_key`.
         stomps: ListenAddr = "off", requires CERTIFICATE;
 
-        /// STOMP over WebSocket, for browsers, at `/ws`, where RabbitMQ's Web-STOMP has it. `ws` and `wss` have it at
-        /// `/ws/stomp`.
+        /// STOMP over WebSocket, for browsers, at `/ws` (as RabbitMQ's Web-STOMP). `ws` and `wss` serve it at `/ws/stomp`.
         web_stomp: ListenAddr = "127.0.0.1:15674", with upstream "off";
 
         /// STOMP over WebSocket and TLS; needs `tls_cert` and `tls_key`.
@@ -227,15 +226,15 @@ settings! {
         https_strict: Duration = "0s", from "0s" to "20000h", requires HTTPS;
 
         /// The metrics (`/metrics`, `/metrics/per-object`, `/metrics/detailed`) alone, without a login, for scrapers that must
-        /// not have access to `http`; RabbitMQ has them at port 15692.
+        /// not have access to `http`; RabbitMQ uses port 15692.
         prometheus: ListenAddr = "off";
     }
 
     "Load balancers" {
-        /// Whether load balancers in front of `amqp` and `amqps` report the client's address by the PROXY protocol: `off`,
-        /// `v1`, `v2`, or `any` version. Every connection from `trusted_proxies` then has to begin with a header; the address
-        /// in it counts for limits, logs and users that may log in from this machine only. Connections from other addresses
-        /// have no header, and are closed if they send one.
+        /// Whether load balancers in front of `amqp` and `amqps` report the client's address with the PROXY protocol: `off`,
+        /// `v1`, `v2`, or `any` version. Every connection from `trusted_proxies` must then begin with a header, whose address
+        /// counts for limits, logs and users that may log in from this machine only. Connections from other addresses must not
+        /// have a header, and are closed if they send one.
         proxy_protocol: InboundHeader = "off", requires TRUSTED_PROXIES;
 
         /// The addresses of the load balancers, such as `10.0.0.0/8`, or `unix` for Unix sockets; repeat it for several.
@@ -249,8 +248,8 @@ settings! {
         /// may always connect.
         ws_origins: Origins = "local";
 
-        /// How long a WebSocket client may be silent before it is pinged; silent for as long again, it is disconnected.
-        /// 0 sends no pings.
+        /// How long a WebSocket client may be silent before it is pinged; after the same time without an answer it is
+        /// disconnected. 0 sends no pings.
         ws_ping_interval: Duration = "30s", from "0s" to "1h";
 
         /// With `on`, messages are compressed (permessage-deflate, RFC 7692) for clients that offer it, each by itself. Costs
@@ -277,19 +276,19 @@ settings! {
     }
 
     "TLS" {
-        /// The certificate and its chain for TLS listeners, as PEM. Repeat it, with `tls_key`, for several: a client is
-        /// shown the one for the name that it asks for (SNI), or else the first. Read again on SIGHUP.
+        /// The certificate and its chain for TLS listeners, as PEM. Repeat it, with `tls_key`, for several: the certificate for
+        /// the name that the client requests (SNI) is used, or else the first. Read again on SIGHUP.
         tls_cert: FilePaths = "off";
 
         /// The private key of `tls_cert`, as PEM, not encrypted. Read again on SIGHUP.
         tls_key: FilePaths = "off";
 
-        /// Whether clients of TLS listeners show a certificate: `off`, `optional` or `required`. One that is shown has to
-        /// come from `tls_client_ca`, and allows logging in with it (SASL EXTERNAL) at the embedded broker, and upstream if
-        /// `upstream_external` knows it.
+        /// Whether clients of TLS listeners present a certificate: `off`, `optional` or `required`. It must be issued by
+        /// `tls_client_ca`, and can be used to log in (SASL EXTERNAL) at the embedded broker, and upstream if
+        /// `upstream_external` maps it.
         tls_verify_client: VerifyClient = "off", requires CLIENT_CA;
 
-        /// The CA certificates by which client certificates are verified, as PEM. Read again on SIGHUP.
+        /// The CA certificates that verify client certificates, as PEM. Read again on SIGHUP.
         tls_client_ca: FilePath = "off", requires CLIENT_VERIFICATION;
 
         /// Which part of a client's certificate is its user name for EXTERNAL: `distinguished_name` (such as
@@ -304,52 +303,52 @@ settings! {
         /// the URL is not used.
         upstream: Vec<UpstreamUrl> = "off";
 
-        /// The upstream's MQTT port, `tcp://host:port`, `tls://host:port` or `unix:/path`, to which `mqtt`, `mqtts`,
-        /// `web_mqtt` and `web_mqtts` relay their clients, byte by byte. Without it their sessions end here, and share the
-        /// connections to the upstream with AMQP's.
+        /// The upstream's MQTT port, `tcp://host:port`, `tls://host:port` or `unix:/path`, to which `mqtt`, `mqtts`, `web_mqtt`
+        /// and `web_mqtts` relay their clients, byte by byte. Without it Leveret terminates MQTT sessions, and they share the
+        /// upstream connections with AMQP clients.
         upstream_mqtt: UpstreamPort = "off", requires UPSTREAM;
 
         /// The upstream's STOMP port, `tcp://host:port`, `tls://host:port` or `unix:/path`, to which `stomp`, `stomps`,
-        /// `web_stomp` and `web_stomps` relay their clients, byte by byte. Without it their sessions end here, and share the
-        /// connections to the upstream with AMQP's.
+        /// `web_stomp` and `web_stomps` relay their clients, byte by byte. Without it Leveret terminates STOMP sessions, and
+        /// they share the upstream connections with AMQP clients.
         upstream_stomp: UpstreamPort = "off", requires UPSTREAM;
 
         /// How long connecting and logging in to the upstream may take before it counts as unreachable.
         upstream_timeout: Duration = "5s", from "100ms" to "10m";
 
-        /// The CA certificates by which the certificate of an `amqps://` upstream is verified, as PEM; `off` for those of the
-        /// system. Read again on SIGHUP.
+        /// The CA certificates that verify the certificate of an `amqps://` upstream, as PEM; `off` for the system's. Read
+        /// again on SIGHUP.
         upstream_ca: FilePath = "off", requires UPSTREAM_OVER_TLS;
 
-        /// A certificate to show to `amqps://` upstreams that ask for one, as PEM. Read again on SIGHUP.
+        /// A certificate to present to `amqps://` upstreams that ask for one, as PEM. Read again on SIGHUP.
         upstream_cert: FilePath = "off", requires UPSTREAM_OVER_TLS;
 
         /// The private key of `upstream_cert`, as PEM, not encrypted. Read again on SIGHUP.
         upstream_key: FilePath = "off";
 
-        /// The name that an `amqps://` upstream's certificate has to be for; `off` for the host of its URL.
+        /// The name that an `amqps://` upstream's certificate must match; `off` for the host of its URL.
         upstream_server_name: HostName = "off", requires UPSTREAM_OVER_TLS;
 
         /// Whether the certificate of an `amqps://` upstream is verified. With `off` anyone on the network path can read
         /// everything, passwords included; a warning is logged at startup.
         upstream_verify: Switch = "on", requires UPSTREAM_OVER_TLS;
 
-        /// A PROXY protocol header in front of each connection to the upstream: `off`, `v1` or `v2`. It has Leveret's own
-        /// address, since every connection may come to carry another client; to `upstream_mqtt` and `upstream_stomp`, whose
-        /// connections carry one client each, that client's.
+        /// A PROXY protocol header at the start of each connection to the upstream: `off`, `v1` or `v2`. It contains Leveret's
+        /// own address, since a connection may later carry other clients; to `upstream_mqtt` and `upstream_stomp`, whose
+        /// connections carry one client each, it contains that client's address.
         upstream_proxy_protocol: OutboundHeader = "off";
 
-        /// A TOML file with what clients of TLS listeners that log in by certificate (SASL EXTERNAL) are upstream: for each
-        /// identity, as `tls_login_from` has it, a table such as `["CN=worker,O=example"]` with the keys `user` and
-        /// `password`. Others are refused, and without the file EXTERNAL is not offered. Read again on SIGHUP.
+        /// A TOML file with the upstream credentials of clients that log in by certificate (SASL EXTERNAL) on TLS listeners:
+        /// for each identity, as selected by `tls_login_from`, a table such as `["CN=worker,O=example"]` with the keys `user`
+        /// and `password`. Other identities are refused, and without the file EXTERNAL is not offered. Read again on SIGHUP.
         upstream_external: FilePath = "off", requires UPSTREAM and LOGIN_BY_CERTIFICATE;
 
         /// How long a login that the upstream accepted admits the same credentials again without asking it. Also the longest
         /// time an old password keeps working after a change.
         auth_ttl: Duration = "30s", from "0s" to "1h";
 
-        /// Maximum number of upstream connections that clients with the same user, password and vhost share for publishing,
-        /// and as many for everything else. Another one is opened when those that are there are busy or full.
+        /// Maximum number of upstream connections that clients with the same user, password and vhost share for publishing, and
+        /// the same number for everything else. Another one is opened when the existing ones are busy or full.
         upstream_connections_max: u16 = "8", from "1" to "1024";
 
         /// How many of these connections stay open while idle, unless another user or virtual host needs a connection.
@@ -380,36 +379,36 @@ settings! {
         /// silent for two intervals counts as lost. 0 sends none.
         upstream_heartbeat: u16 = "30";
 
-        /// How much may wait for a client that consumes on an upstream connection which others share. When more does, its
-        /// consumers continue on a dedicated connection, and what they have not acknowledged is redelivered. Consumers
-        /// without acknowledgements or prefetch, and those whose prefetch stands for more, at 1 KiB for each message, are
-        /// there from the start; with 0 all are.
+        /// How many bytes may wait for a client that consumes on a shared upstream connection. Above that its consumers move to
+        /// a dedicated connection, and their unacknowledged messages are redelivered. Consumers without acknowledgements or
+        /// prefetch, and those whose prefetch stands for more (at 1 KiB for each message), use a dedicated connection from the
+        /// start; with 0 all do.
         upstream_consumer_budget: ByteSize = "4MiB", from "0" to "1GiB";
 
         /// How many bytes of a client's frames may wait for an upstream's answer, such as a confirm, before the client is no
         /// longer read. They are buffered to be sent again when the upstream connection is lost.
         upstream_replay_client: ByteSize = "8MiB", from "64KiB" to "1GiB";
 
-        /// How many bytes of the frames of all clients together may wait for an upstream's answer before the clients are no
-        /// longer read.
+        /// How many bytes of all clients' frames together may wait for an upstream's answer before the clients are no longer
+        /// read.
         upstream_replay_total: ByteSize = "256MiB", from "1MiB" to "64GiB";
 
-        /// How many bytes of messages wait for all slow MQTT and STOMP clients whose subscriptions share a queue upstream. One
-        /// client may take no more of it than the others have left, however high `mqtt_queue_max` is.
+        /// How many bytes of messages may wait for all slow MQTT and STOMP clients whose subscriptions share a queue upstream.
+        /// A client may take no more of it than the others have left, however high `mqtt_queue_max` is.
         upstream_inbox_total: ByteSize = "256MiB", from "1MiB" to "64GiB";
     }
 
     "Spool" {
-        /// Which publishes of AMQP clients are confirmed as soon as they are on this host's disk, and forwarded to the
-        /// upstream later: a rule with regular expressions for `vhost`, `user` and `exchange`, each of them optional; repeat
-        /// it for several. In the file a table `[[spool]]`. `^$` is the default exchange. They are stored in the directory
-        /// `spool` of `data_dir`. docs/spool.md says when that is of use, and when not.
+        /// Which publishes of AMQP clients are confirmed as soon as they are on this host's disk, and forwarded to the upstream
+        /// later: a rule with regular expressions for `vhost`, `user` and `exchange`, each of them optional; repeat it for
+        /// several. In the file a table `[[spool]]`. `^$` is the default exchange. They are stored in the directory `spool` of
+        /// `data_dir`. docs/spool.md says when a spool is useful, and when not.
         spool: SpoolRules = "off", requires UPSTREAM and DATA_DIR;
 
-        /// How much may wait in the spool. Clients that publish to it are then blocked (connection.blocked) until there is 5%
-        /// less. Parked messages count, and may take half of it. A user in a virtual host may take three quarters of what
-        /// parked messages and the other users leave, so that none of them blocks the others. The free space of the disk
-        /// limits it as well (`disk_free_limit`).
+        /// How many bytes may wait in the spool. At the limit, clients that publish to it are blocked (connection.blocked)
+        /// until there is 5% less. Parked messages count, and may take half of it. A user in a virtual host may take three
+        /// quarters of what parked messages and the other users leave, so that none of them blocks the others. The free space
+        /// of the disk limits it as well (`disk_free_limit`).
         spool_max_bytes: ByteSize = "1GiB", from "1MiB" to "64TiB", requires SPOOL;
 
         /// How old the oldest message in the spool may become before its publishers are blocked in the same way.
@@ -426,7 +425,7 @@ settings! {
         /// are closed.
         spool_auth_max: Duration = "24h", from "0s" to "10000h", requires SPOOL;
 
-        /// How publishes are treated that a rule matches and that cannot be spooled: mandatory or immediate ones, those on a
+        /// The treatment of publishes that a rule matches but that cannot be spooled: mandatory or immediate ones, those on a
         /// channel with tx, or above `spool_message_max`. `direct` sends them to the upstream as without a rule, `refuse`
         /// closes their channel with 406 PRECONDITION_FAILED. Requests and replies by direct reply-to are always direct.
         spool_unsuitable: Unsuitable = "direct", requires SPOOL;
@@ -475,11 +474,11 @@ settings! {
         /// never blocked.
         memory_high_watermark: Watermark = "0.6", applied live;
 
-        /// How much memory the ready messages of all queues may take before those of long queues leave it for the disk:
-        /// persistent ones of durable queues are there anyway, the others are written under `data_dir`. They come back as
-        /// they are consumed. Each queue keeps its first messages and what comes last, together about 200 KiB, or 1.5 MiB
-        /// while it is consumed; less, if long queues are not enough to stay below this. A share or a size, as above; 0 lets
-        /// messages leave immediately, `off` never. Has no effect without a data directory.
+        /// How much memory the ready messages of all queues may take before messages of long queues are paged out: persistent
+        /// ones of durable queues are on disk anyway, the others are written under `data_dir`. They are paged in as they are
+        /// consumed. Each queue keeps its first and its last messages in memory, together about 200 KiB, or 1.5 MiB while it is
+        /// consumed; less, if paging out long queues does not suffice. A share or a size, as above; 0 pages out immediately,
+        /// `off` never. Has no effect without a data directory.
         memory_paging_watermark: Watermark = "0.2";
 
         /// The free space on the file system of `data_dir` below which clients that publish are blocked in the same way,
@@ -490,9 +489,9 @@ settings! {
     "Authentication and authorisation" {
         /// The auth backends that decide whether a client may log in to the embedded broker, asked in this order until one
         /// accepts it; repeat it for several, as RabbitMQ's `auth_backends`. `internal` is the broker's own list of users,
-        /// `oauth2` takes JSON Web Tokens in the place of passwords, `http` asks a service about each login and operation,
-        /// and `cache:http` reuses its answers for a while. Of two with a plus, such as `internal+http`, the first checks the
-        /// password and the second says what the user may do. In front of an upstream the upstream decides.
+        /// `oauth2` accepts JSON Web Tokens instead of passwords, `http` asks a service about each login and operation, and
+        /// `cache:http` reuses its answers for a while. Of two with a plus, such as `internal+http`, the first checks the
+        /// password and the second the permissions. In front of an upstream the upstream decides.
         auth_backends: AuthBackendList = "internal", requires EMBEDDED_BROKER;
 
         /// The URL (`https://` or `http://`) where `http` asks whether a user may log in, as RabbitMQ's `auth_http.user_path`.
@@ -511,8 +510,8 @@ settings! {
         /// show; `post` has them in a form.
         auth_http_method: HttpMethodName = "get", requires HTTP_BACKEND;
 
-        /// The CA certificates by which the certificate of an `https://` service is verified, as PEM; `off` for those of the
-        /// system. Read again on SIGHUP.
+        /// The CA certificates that verify the certificate of an `https://` service, as PEM; `off` for the system's. Read again
+        /// on SIGHUP.
         auth_http_ca: FilePath = "off", requires HTTP_BACKEND;
 
         /// How long the service may take to accept a connection, as RabbitMQ's `auth_http.connection_timeout`.
@@ -536,18 +535,18 @@ settings! {
         /// 10 seconds at most, and once the keys are 5 minutes old. Only a file may have symmetric keys (HS256 to HS512).
         oauth2_jwks: JwksSource = "off", requires OAUTH2;
 
-        /// The CA certificates by which the server of an `https://` URL in `oauth2_jwks` is verified, as PEM; `off` for those
-        /// of the system. Read again on SIGHUP.
+        /// The CA certificates that verify the server of an `https://` URL in `oauth2_jwks`, as PEM; `off` for the system's.
+        /// Read again on SIGHUP.
         oauth2_jwks_ca: FilePath = "off", requires OAUTH2;
 
         /// Whether a token's `aud` has to name `oauth2_resource_server_id`, as RabbitMQ's `auth_oauth2.verify_aud`.
         oauth2_verify_aud: Switch = "on", requires OAUTH2;
 
-        /// Only scopes that begin with this text count, and without it, as RabbitMQ's `auth_oauth2.scope_prefix`: `auto` for
-        /// `oauth2_resource_server_id` and a dot, `none` for no prefix.
+        /// Only scopes with this prefix count, and it is removed from them, as RabbitMQ's `auth_oauth2.scope_prefix`: `auto`
+        /// for `oauth2_resource_server_id` and a dot, `none` for no prefix.
         oauth2_scope_prefix: ScopePrefix = "auto", requires OAUTH2;
 
-        /// The claims that may name the user, the first that is there; repeat it for several. `sub` and `client_id` follow
+        /// The claims that may name the user; the first one present counts. Repeat it for several. `sub` and `client_id` follow
         /// them, as in RabbitMQ's `auth_oauth2.preferred_username_claims`.
         oauth2_username_claims: NameList = "off", requires OAUTH2;
 
@@ -570,10 +569,10 @@ settings! {
         /// The heartbeat interval offered to clients, in seconds; 0 offers none.
         heartbeat: u16 = "60";
 
-        /// The release of RabbitMQ whose answers the embedded broker gives, and whose version it reports: `3.10`, or `4`
-        /// (4.3). With `4` a quorum queue without a delivery limit of its own has one of 20, dead letters report their last
-        /// death and ignore an x-death of a client's, basic.qos is for each consumer, and refusals name the missing
-        /// permission; MQTT clients have the queues, and AMQP clients see the messages of MQTT clients, that 4 gives them.
+        /// The RabbitMQ release that the embedded broker is compatible with, and whose version it reports: `3.10`, or `4`
+        /// (4.3). With `4` quorum queues have a delivery limit of 20 by default, dead letters carry x-last-death headers and a
+        /// client's own x-death is ignored, basic.qos applies to each consumer, and refusals name the missing permission; MQTT
+        /// clients get the same queues as in RabbitMQ 4, and AMQP clients see MQTT messages as they do there.
         compatibility: Compatibility = "3.10", requires EMBEDDED_BROKER;
 
         /// The `product` in the server-properties that AMQP clients of the embedded broker receive. The `version` there is
@@ -584,30 +583,30 @@ settings! {
         /// The virtual host of MQTT clients whose user name does not begin with one (`vhost:user`).
         mqtt_vhost: BrokerName = "/";
 
-        /// The virtual hosts of MQTT clients by the server's port that they have connected to, `PORT=VHOST`, as RabbitMQ's
-        /// global parameter mqtt_port_to_vhost_mapping. One of `mqtt_certificate_vhosts` goes before it, and so does one in
-        /// front of the user name unless the client has a certificate that `tls_login_from` takes a name from; all others are
-        /// in `mqtt_vhost`.
+        /// The virtual hosts of MQTT clients by the server port that they connect to, `PORT=VHOST`, as RabbitMQ's global
+        /// parameter mqtt_port_to_vhost_mapping. `mqtt_certificate_vhosts` takes precedence, and so does a virtual host in the
+        /// user name unless the client has a certificate with a name for `tls_login_from`; all other clients are in
+        /// `mqtt_vhost`.
         mqtt_port_vhosts: PortVhosts = "off";
 
-        /// The virtual hosts of MQTT clients by their certificates, `NAME=VHOST` with the name that `tls_login_from` takes
-        /// from it, as RabbitMQ's global parameter mqtt_default_vhosts. It goes before all others.
+        /// The virtual hosts of MQTT clients by their certificates, `NAME=VHOST` with the name selected by `tls_login_from`, as
+        /// RabbitMQ's global parameter mqtt_default_vhosts. Takes precedence over everything else.
         mqtt_certificate_vhosts: CertificateVhosts = "off", requires LOGIN_BY_CERTIFICATE;
 
-        /// The user whose permissions MQTT clients have that give no user name; with `off` they are refused. A user that may
-        /// log in from this machine only, as guest is, admits only those. In front of an upstream it needs an entry in
-        /// `upstream_external`.
+        /// The user whose permissions apply to MQTT clients without a user name; with `off` they are refused. A user that may
+        /// log in from this machine only, such as guest, admits only local clients. In front of an upstream it needs an entry
+        /// in `upstream_external`.
         mqtt_anonymous_user: OptionalName = "off";
 
-        /// The user whose permissions STOMP clients have that give no login, as RabbitMQ's `stomp.default_user`, but without
-        /// a password; with `off` they are refused. If that user may log in from this machine only, as guest may, then so may
-        /// they.
+        /// The user whose permissions apply to STOMP clients without a login, as RabbitMQ's `stomp.default_user`, but without a
+        /// password; with `off` they are refused. A user that may log in from this machine only, such as guest, admits only
+        /// local clients.
         stomp_default_user: OptionalName = "off";
 
-        /// The exchange of MQTT clients, as RabbitMQ's `mqtt.exchange`: their messages are published to it, and the queues of
-        /// their subscriptions are bound to it. It is one for all virtual hosts, has to exist in each that clients use, and to
-        /// be of type topic; while it is missing, clients that publish or subscribe are refused. All servers with the same
-        /// clients need the same one. `/topic/` destinations of STOMP are always those of `amq.topic`.
+        /// The exchange of MQTT clients, as RabbitMQ's `mqtt.exchange`: their messages are published to it, and their
+        /// subscriptions' queues are bound to it. It must exist in each virtual host that clients use, as a topic exchange;
+        /// while it is missing, clients that publish or subscribe are refused. All servers with the same clients need the same
+        /// one. STOMP's `/topic/` destinations always use `amq.topic`.
         mqtt_exchange: ExchangeName = "amq.topic";
 
         /// The type of the durable queues that MQTT clients have in front of an upstream, `classic` or `quorum`, as RabbitMQ's
@@ -617,15 +616,15 @@ settings! {
         /// client that disconnects before it has acknowledged it.
         mqtt_durable_queue_type: QueueKind = "classic", requires UPSTREAM_FOR_QUORUM;
 
-        /// How long a session of an MQTT client is kept at most after its connection has ended, with its subscriptions and
-        /// messages. Clients of MQTT 3.1 and 3.1.1 that keep one (clean session off) get just this. In front of an upstream
-        /// whose own MQTT listener has the same clients, it must be as long as there.
+        /// The longest time that an MQTT session is kept after its connection has ended, with its subscriptions and messages.
+        /// Persistent sessions of MQTT 3.1 and 3.1.1 (clean session off) expire after exactly this time. In front of an
+        /// upstream whose own MQTT listener has the same clients, it must be the same as there.
         mqtt_session_expiry_max: Duration = "24h", from "0s" to "10000h";
 
-        /// How many bytes of messages wait for an MQTT client that does not take them in time. Above it its oldest messages
-        /// of QoS 0 are dropped, as RabbitMQ does above `mqtt.mailbox_soft_limit` messages. In front of an upstream a client
-        /// whose other messages exceed it is closed (0x97 Quota exceeded in MQTT 5.0). Queues of persistent sessions, and on
-        /// the embedded broker all messages of QoS 1 and 2, are queues like others, which this does not limit.
+        /// How many bytes of messages may wait for a slow MQTT client. Above that its oldest messages of QoS 0 are dropped, as
+        /// RabbitMQ does above `mqtt.mailbox_soft_limit` messages. In front of an upstream a client whose other messages exceed
+        /// it is closed (0x97 Quota exceeded in MQTT 5.0). Queues of persistent sessions, and on the embedded broker all
+        /// messages of QoS 1 and 2, are ordinary queues, which this does not limit.
         mqtt_queue_max: ByteSize = "4MiB", from "1MiB" to "1GiB";
 
         /// Maximum number of messages of QoS 1 and 2 that an MQTT client has received and not acknowledged, as RabbitMQ's
@@ -636,14 +635,13 @@ settings! {
         /// upstream connection.
         mqtt_prefetch: u16 = "20", from "1" to "65535";
 
-        /// Maximum Keep Alive of MQTT clients, in whole seconds: a client of MQTT 5.0 that asks for a longer one, or for
-        /// none, is given this one (Server Keep Alive), and is disconnected after one and a half of it in silence. Older
+        /// Maximum Keep Alive of MQTT clients, in whole seconds: a client of MQTT 5.0 that asks for a longer one, or for none,
+        /// gets this one (Server Keep Alive), and is disconnected after one and a half times as long without a packet. Older
         /// clients keep theirs. With `0s` clients choose.
         mqtt_keep_alive_max: Duration = "0s", from "0s" to "65535s";
 
-        /// Maximum body size of a message, up to 512MiB; a larger one is refused with 406 PRECONDITION_FAILED. With
-        /// `unlimited` that is left to the upstream; the embedded broker takes 512MiB then. MQTT and STOMP take 16 MiB at
-        /// most.
+        /// Maximum body size of a message, up to 512MiB; a larger one is refused with 406 PRECONDITION_FAILED. With `unlimited`
+        /// the upstream decides; the embedded broker then accepts up to 512MiB. MQTT and STOMP accept at most 16 MiB.
         max_message_size: MessageSize = "128MiB", with upstream "unlimited";
     }
 
@@ -676,8 +674,8 @@ settings! {
         /// Maximum number of channels of all connections of one user.
         max_channels_per_user: Limit = "unlimited", applied live;
 
-        /// Maximum number of bytes a second that are read from all clients together, and in a burst. More is left unread
-        /// until it is time, which is not an error. Logging in is free.
+        /// Maximum number of bytes a second that are read from all clients together, and in a burst. Data above the rate is
+        /// read later, which is not an error. Logins do not count.
         max_receive_rate: RateLimit = "unlimited", applied live;
 
         /// Maximum number of bytes a second that are read from one IP address.
@@ -690,21 +688,21 @@ settings! {
         /// (`leveret_limit_exceeded_total`) and logs what would have been refused.
         limits_mode: LimitsMode = "enforce", applied live;
 
-        /// Bytes waiting to be written to one client above which Leveret produces no more for it until it has read.
-        /// The rest of a message that has been begun is still added.
+        /// Bytes waiting to be written to a client above which Leveret produces nothing more for it until it has read. A
+        /// message that has been begun is still completed.
         outbox_limit: ByteSize = "1MiB", from "64KiB" to "1GiB";
 
         /// How long a client may take from connecting to the end of its login.
         handshake_timeout: Duration = "10s", from "100ms" to "10m";
 
-        /// How long a client may accept nothing of what is being written to it before it is disconnected.
+        /// How long a client may accept none of the data being written to it before it is disconnected.
         write_timeout: Duration = "30s", from "100ms" to "1h";
 
         /// How long a delivery from the embedded broker may go unacknowledged before its channel is closed with 406
         /// PRECONDITION_FAILED.
         consumer_timeout: Duration = "30m", from "1s" to "10000h";
 
-        /// Whether to take over the listening sockets of the process that runs with these listeners, if there is one; no
+        /// Whether to take over the listening sockets of the running process with these listeners, if there is one; no
         /// connection is refused, and that process shuts down. It is found by its user and its first address.
         take_over: Switch = "off";
 
@@ -712,7 +710,7 @@ settings! {
         /// to send new clients elsewhere.
         drain_delay: Duration = "0s", from "0s" to "1h", applied live;
 
-        /// The time over which clients are then asked to leave, each at a moment of its own, so that they do not all connect
+        /// The time over which clients are then asked to leave, one after the other, so that they do not all reconnect
         /// elsewhere at the same time. No new connections are accepted.
         drain_spread: Duration = "0s", from "0s" to "1h", applied live;
 
@@ -729,10 +727,9 @@ settings! {
         /// (info,proxy=debug).
         log: LogFilter = "info", applied live;
 
-        /// Where a line is written for each client that logs in and for each connection that ends, those of relays excepted,
-        /// with addresses, user, virtual host, bytes, messages and the reason: `stderr`, a file (reopened on SIGHUP), or
-        /// `off`. Lines that cannot be written in time are dropped and counted. They replace the corresponding lines of the
-        /// log.
+        /// The target of the access log: one line for each login and for each connection that ends (except relayed ones), with
+        /// addresses, user, virtual host, bytes, messages and the reason: `stderr`, a file (reopened on SIGHUP), or `off`.
+        /// Lines that cannot be written in time are dropped and counted. They replace the corresponding lines of the log.
         access_log: AccessLogTarget = "off";
 
         /// The format of the access log: `text` or `json`.

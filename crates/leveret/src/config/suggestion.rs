@@ -1,8 +1,8 @@
-//! Finds the name that was meant by one that does not exist.
+//! Suggests the intended name for an unknown one.
 
 use super::settings::SETTINGS;
 
-/// The key of the setting that was meant by a flag, a key or a variable that does not exist, without its dashes or prefix.
+/// The setting intended by an unknown flag, key or variable, given without its dashes or prefix.
 pub(crate) fn setting_meant(name: &str) -> Option<&'static str> {
     let name = name.to_lowercase().replace('-', "_");
     let exact = SETTINGS.iter().map(|setting| setting.key).find(|key| *key == name);
@@ -10,7 +10,7 @@ pub(crate) fn setting_meant(name: &str) -> Option<&'static str> {
     exact.or_else(usual).or_else(|| nearest(&name, SETTINGS.iter().map(|setting| setting.key)))
 }
 
-/// The name that differs least, unless it differs by more than a third of its letters.
+/// The most similar name, unless more than a third of its letters differ.
 pub(crate) fn nearest<'n>(name: &str, known: impl IntoIterator<Item = &'n str>) -> Option<&'n str> {
     let distance = |known: &'n str| (strsim::osa_distance(name, known), known);
     let (distance, known) = known.into_iter().map(distance).min_by_key(|(distance, _)| *distance)?;

@@ -37,7 +37,7 @@ pub(super) fn check(
     }))
 }
 
-/// The column that was meant by a name that is surely mistyped, and not one of another release.
+/// The intended column for a name that is clearly mistyped, rather than a column of another release.
 fn mistyped<'k>(unknown: &str, usual: &[&'k str]) -> Option<&'k str> {
     let meant = nearest(unknown, usual.iter().copied().chain(IN_SOME_ROWS.split(' ')))?;
     (strsim::osa_distance(unknown, meant) <= MISTYPED).then_some(meant)

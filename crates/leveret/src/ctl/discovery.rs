@@ -1,4 +1,4 @@
-//! Finds the server that a command is for, when nobody says where it is.
+//! Finds the server for a command without a URL.
 
 use std::io::{self, Write as _};
 use std::time::Duration;

@@ -22,9 +22,9 @@ pub(super) fn run(api: &Api, output: &Output) -> Result<(), Failure> {
     let deadline = Instant::now() + START_TIMEOUT;
     let processes = Processes::of(api, &before);
     loop {
-        // Before the question: a process that has ended by now does not answer it.
+        // Checked before the request: a process that has exited by now does not answer it.
         let have_ended = processes.as_ref().is_some_and(Processes::have_ended);
-        // While the one has gone and the other reads its journal, nobody answers.
+        // Nobody answers between the exit of the old process and the end of the new one's journal recovery.
         let asked = api.get(&path);
         match asked.as_ref().map(|now| outcome(&before, now)) {
             Ok(Outcome::Replaced(reported)) => return output.done(&reported),

@@ -1,4 +1,4 @@
-//! Equal warnings are logged once, and then counted: a client that tries again and again fills no log.
+//! Logs equal warnings once and then counts them, so that a client that retries cannot flood the log.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -26,11 +26,11 @@ struct Seen {
     level: Level,
     /// At most [`MAX_TEXT`] bytes.
     text: String,
-    /// How often it came after the first time.
+    /// Number of repetitions after the first time.
     times: u64,
 }
 
-/// Different texts that are remembered. Further ones are all logged: there is no repetition to be seen in them.
+/// Maximum number of distinct texts to remember. Further ones are all logged: there is no repetition to detect.
 const MAX_TEXTS: usize = 1024;
 
 /// Bytes of a text that are remembered, for the report: clients choose parts of some, such as their user's name. All texts
@@ -42,10 +42,10 @@ const REPORTS: &str = "leveret::repeated";
 
 /// The targets whose warnings are all logged.
 const NEVER_REPEATS: [&str; 7] = [
-    // They answer an operator (SIGHUP), who has to see each answer.
+    // Operators wait for these (SIGHUP), and must see each of them.
     "leveret::reload",
     "leveret::tls",
-    // They report changes of state, none of which comes twice without the opposite in between.
+    // These report state changes, which alternate and so never repeat.
     "leveret::alarms",
     "proxy::state",
     "server::spool::forwarder",

@@ -10,19 +10,19 @@ use super::{Migrator, MovePhase, random_id, shown};
 use crate::signals::DrainRequest;
 use crate::takeover::{UpgradeError, Upgrades};
 
-/// Interval of looks at what has been done.
+/// Interval of progress checks.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How long the process waits for its operator's tool with the last definitions: clients wait meanwhile.
+/// How long the process waits for the operator's command to copy the last definitions; clients wait meanwhile.
 const DEFINITIONS_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long no message may move before the change is given up: clients wait meanwhile.
+/// How long no message may move before the change is abandoned; clients wait meanwhile.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long all that clients wait for the last definitions may last, however often somebody asks for the state.
+/// Maximum time that clients wait for the last definitions, however often the state is requested.
 const DEFINITIONS_MAX: Duration = Duration::from_mins(5);
 
-/// How long changes over HTTP that have begun may take.
+/// Time for HTTP changes in progress to complete.
 const CHANGES_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long the other broker may take to count its messages.
@@ -118,7 +118,7 @@ impl Migrator {
             tracing::warn!("cannot count messages on the other broker");
         }
         tokio::time::timeout(STOP_TIMEOUT, migration.stop()).await.map_err(|_| CutOverError::NoAnswer)?;
-        // Nothing moves from here on.
+        // Nothing moves after this.
         let left = migration.messages_left();
         if left > 0 {
             return Err(CutOverError::Late(left));

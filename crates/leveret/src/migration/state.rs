@@ -1,4 +1,4 @@
-//! How far a move is, and what an operator may ask for then.
+//! The progress of a migration, and what an operator may request at each step.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,14 +13,14 @@ use crate::config::UpstreamUrl;
 #[derive(Default)]
 pub(super) struct MoveState {
     pub(super) phase: MovePhase,
-    /// The number of starts and stops: a start that another one of them has overtaken begins nothing.
+    /// The number of starts and stops; a start that was overtaken by another one does nothing.
     pub(super) attempt: u64,
     pub(super) migration: Option<Arc<Migration>>,
     /// Set by the first start.
     pub(super) direction: Option<MoveDirection>,
     /// The other broker, without its password.
     pub(super) addresses: Vec<String>,
-    /// When anybody has asked for the state last.
+    /// When the state was last requested.
     pub(super) asked_at: Option<Instant>,
 }
 

@@ -20,7 +20,7 @@ pub(super) struct Successor {
     pidfd: Option<OwnedFd>,
 }
 
-/// Starts the program that is named behind it, reports its process id by the socket that is its standard input, and ends.
+/// Starts the program given after it, reports its process id through the socket that is its standard input, and exits.
 const START: &str = r#""$@" </dev/null & echo $! >&0"#;
 
 impl Successor {

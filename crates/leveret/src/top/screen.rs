@@ -1,4 +1,4 @@
-//! The state of the screen, and how keys and snapshots change it; without a terminal and without a server.
+//! The state of the screen, and how keys and snapshots change it, independent of terminal and server.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -9,11 +9,11 @@ use super::snapshot::{Query, Reading, Snapshot};
 use super::tables::TableKind;
 use crate::Failure;
 
-/// Snapshots whose rates are remembered, to be drawn.
+/// Rates kept for the graph, one per snapshot.
 const HISTORY: usize = 300;
 /// Rows that Page Up and Page Down move by.
 const PAGE_ROWS: usize = 10;
-/// Bytes of a filter at most: more than a name may have.
+/// Maximum bytes of a filter, more than a name may have.
 const FILTER_MAX: usize = 255;
 
 /// Everything that is drawn.
@@ -105,7 +105,7 @@ impl Screen {
                 Reading::Counter(count) => before.and_then(|before| {
                     let Reading::Counter(earlier) = before.rates[index].1 else { return None };
                     let seconds = snapshot.at.duration_since(before.at).as_secs_f64();
-                    // A server that was started again counts from zero.
+                    // The counters of a restarted server begin at zero.
                     (seconds > 0.0 && count >= earlier).then(|| (count - earlier) as f64 / seconds)
                 }),
             };

@@ -1,10 +1,10 @@
-// Elements without markup: text is always text, so that no name of a queue can become a part of the page.
+// Creates elements without parsing markup: text is always inserted as text, so a queue's name can never inject HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 
 /**
- * An element. Properties that begin with "on" are listeners, `true` is an attribute without a value, and what is null or
- * false is left out. Children are elements, texts or numbers; null is left out.
+ * Creates an element. Properties that begin with "on" are listeners, `true` is an attribute without a value;
+ * null and false are omitted. Children are elements, texts or numbers; null is omitted.
  */
 export function el(tag, properties = {}, ...children) {
   return furnish(document.createElement(tag), properties, children);
@@ -15,13 +15,13 @@ export function svg(tag, properties = {}, ...children) {
   return furnish(document.createElementNS(SVG, tag), properties, children);
 }
 
-/** Writes a text only where it changed, so that a selection and what a screen reader said stay as they are. */
+/** Updates a text only if it changed, to preserve selections and what a screen reader has announced. */
 export function setText(node, text) {
   const wanted = String(text);
   if (node.textContent !== wanted) node.textContent = wanted;
 }
 
-/** Sets an attribute only where it changed; null removes it. */
+/** Updates an attribute only if it changed; null removes it. */
 export function setAttribute(node, name, value) {
   if (value === null || value === undefined || value === false) {
     if (node.hasAttribute(name)) node.removeAttribute(name);
@@ -31,9 +31,7 @@ export function setAttribute(node, name, value) {
   if (node.getAttribute(name) !== wanted) node.setAttribute(name, wanted);
 }
 
-/**
- * Shows these children and no others, moving as little as possible: what stays keeps its focus. Returns the parent.
- */
+/** Replaces the children with minimal moves, so that remaining ones keep the focus. Returns the parent. */
 export function setChildren(parent, children) {
   const wanted = children.filter((child) => child !== null && child !== undefined);
   const stays = new Set(wanted);

@@ -1,5 +1,5 @@
-// The topology around one page of queues: their bindings, the exchanges these come from, and the publishers to
-// them. It costs what is shown, however many queues there are.
+// The topology around one page of queues: their bindings, the source exchanges, and the publishers to them. The cost depends on
+// what is shown, not on the number of queues.
 
 import { exchangePart } from "./api.js";
 import { rateOf } from "./format.js";
@@ -45,14 +45,14 @@ function join(graph, from, to, routingKey) {
 /** Every queue is bound to the default exchange, so that binding is only shown if there is no other. */
 function addQueueBindings(graph, { vhost, name }, bindings) {
   const queue = add(graph, { kind: "queue", vhost, name });
-  const told = bindings.filter(({ source }) => source !== "");
-  for (const binding of told.length ? told : bindings) {
+  const explicit = bindings.filter(({ source }) => source !== "");
+  for (const binding of explicit.length ? explicit : bindings) {
     const source = add(graph, { kind: "exchange", vhost, name: binding.source });
     join(graph, source, queue, binding.source === "" ? undefined : binding.routing_key);
   }
 }
 
-/** Adds the exchanges that lead to those that are there. */
+/** Adds the exchanges that route to those already in the graph. */
 async function followExchanges(api, graph, signal) {
   let next = exchangesOf(graph);
   for (let step = 0; step < MOST_STEPS && next.length > 0; step += 1) {
@@ -73,12 +73,12 @@ async function followExchanges(api, graph, signal) {
 /** Adds the types, rates and publishers of the exchanges. */
 async function addPublishers(api, graph, signal) {
   const exchanges = exchangesOf(graph);
-  const told = await Promise.all(
+  const details = await Promise.all(
     exchanges.map(({ vhost, name }) => api.get(["exchanges", vhost, exchangePart(name)], {}, signal)),
   );
-  addOnlyWays(graph, await busyByDefault(api, graph, signal));
+  addSoleRoutes(graph, await vhostsUsingDefaultExchange(api, graph, signal));
   exchanges.forEach((exchange, at) => {
-    const { type, message_stats: stats, incoming = [], outgoing = [] } = told[at];
+    const { type, message_stats: stats, incoming = [], outgoing = [] } = details[at];
     Object.assign(exchange, { type, rate: rateOf(stats, "publish_in") });
     for (const { channel_details: channel, stats: flow } of incoming) {
       const name = channel?.connection_name ?? channel?.name;
@@ -93,17 +93,17 @@ async function addPublishers(api, graph, signal) {
   });
 }
 
-/** The virtual hosts whose default exchange is in use: it leads to every queue, though no line says so. */
-async function busyByDefault(api, { nodes }, signal) {
+/** The virtual hosts whose default exchange has routed messages: it can route to every queue, without a line in the diagram. */
+async function vhostsUsingDefaultExchange(api, { nodes }, signal) {
   const vhosts = [...new Set([...nodes.values()].map(({ vhost }) => vhost))];
-  const told = await Promise.all(
+  const exchanges = await Promise.all(
     vhosts.map((vhost) => api.get(["exchanges", vhost, exchangePart("")], {}, signal)),
   );
-  return new Set(vhosts.filter((_, at) => rateOf(told[at].message_stats, "publish_out") > 0));
+  return new Set(vhosts.filter((_, at) => rateOf(exchanges[at].message_stats, "publish_out") > 0));
 }
 
-/** Where one exchange leads to a queue, all that enters the queue comes that way. */
-function addOnlyWays({ nodes, edges }, busy) {
+/** If only one exchange can route to a queue, the queue's publish rate is the rate of that binding. */
+function addSoleRoutes({ nodes, edges }, busy) {
   for (const { key, kind, vhost, rate } of nodes.values()) {
     if (kind !== "queue") continue;
     const ways = [...edges.values()].filter((edge) => edge.to === key);

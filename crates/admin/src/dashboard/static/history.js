@@ -26,7 +26,7 @@ export class Series {
 /** The query for recent samples of RabbitMQ's API, at the interval of this page. */
 export const LATELY = { msg_rates_age: 300, msg_rates_incr: 5, lengths_age: 300, lengths_incr: 5 };
 
-/** Rates per second of a counter, by its samples, which come newest first; the present rate is left to be added. */
+/** Past rates per second of a counter from its samples, which come newest first; the caller adds the current rate. */
 export function ratesBefore(stats, counter) {
   const samples = (stats?.[`${counter}_details`]?.samples ?? []).toReversed();
   const steps = samples.slice(1).map(({ sample, timestamp }, at) => {
@@ -36,7 +36,7 @@ export function ratesBefore(stats, counter) {
   return steps.slice(0, -1);
 }
 
-/** Earlier values of a gauge, likewise. */
+/** Past values of a gauge, in the same way. */
 export function levelsBefore(stats, number) {
   const samples = (stats?.[`${number}_details`]?.samples ?? []).toReversed();
   return samples.map(({ sample }) => sample).slice(0, -1);

@@ -115,7 +115,7 @@ class App {
 
   async start() {
     if (!this.#sampler.isProxy) await this.#vhosts.read().catch((error) => complain(error.message));
-    // The user may have logged out during the request.
+    // The user may have logged out while the request was in progress.
     if (this.#stopped) return;
     this.show();
     this.#timer = setInterval(() => document.hidden || this.refreshNow(), INTERVAL);
@@ -142,7 +142,7 @@ class App {
     if (view.subject !== undefined) heading.append(" ", name(view.subject));
     const actions = el("div", { class: "actions" }, ...(view.actions ?? []));
     setChildren(element("view"), [el("div", { class: "head" }, heading, actions), this.#problem, view.element]);
-    // A view is shown once it has its first data.
+    // Views stay hidden until they have data.
     setAttribute(view.element, "hidden", true);
     setAttribute(element("view"), "aria-busy", "true");
     document.title = `${[view.title, view.subject].filter(Boolean).join(" ")} · Leveret`;
@@ -199,7 +199,7 @@ class App {
       sampler: this.#sampler,
       vhost: () => vhosts.chosen,
       vhosts: () => vhosts.names,
-      /** The path of a list that is about one virtual host or all. */
+      /** The path of a list for the selected virtual host, or for all. */
       vhostPath: (kind) => vhosts.path(kind),
       vhostColumn: (sort, group) => vhosts.column(sort, group),
       chooseVhost: (name) => {
@@ -218,7 +218,7 @@ class App {
       return el("li", {}, el("a", { href: to(part ? [part] : []), "aria-current": isHere ? "page" : null }, title));
     });
     setChildren(element("places"), links);
-    // On a phone they are one line that can be longer than the screen.
+    // On a phone the navigation is a single line that may be wider than the screen.
     element("places").querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
     this.#vhosts.show(!this.#sampler.isProxy);
   }

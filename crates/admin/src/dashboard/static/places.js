@@ -19,8 +19,8 @@ import { user, users } from "./views/users.js";
 import { virtualHosts } from "./views/vhosts.js";
 
 /**
- * `title` is its label in the menu, `tag` the one that a user needs to see it; `all` is the view of the list, `one` that of one
- * thing, to which `names` names lead.
+ * `title` is the label in the menu, `tag` the tag that a user needs; `all` is the view of the list, `one` the
+ * view of a single object, identified by `names` names in the path.
  */
 const BROKER = [
   { part: "", title: "Overview", all: overview },

@@ -7,7 +7,7 @@ const KEY = "leveret.vhost";
 const MOST_OFFERED = 100;
 
 export class Vhosts {
-  /** The chosen one; empty for all. */
+  /** The selected virtual host; empty for all. */
   chosen = sessionStorage.getItem(KEY) ?? "";
   /** The names that a form offers. */
   names = [];
@@ -42,18 +42,18 @@ export class Vhosts {
     this.#fill();
   }
 
-  /** The column of a list that tells them apart, where there is more than one. */
+  /** The virtual host column of a list, if there is more than one virtual host. */
   column(sort, group) {
     const isOne = this.chosen !== "" || this.names.length < 2;
     return isOne ? [] : [{ title: "Virtual host", sort, group, text: (each) => each.vhost ?? "" }];
   }
 
-  /** The path of a list: of the chosen one or of all. */
+  /** The path of a list for the selected virtual host, or for all. */
   path(kind) {
     return this.chosen === "" ? [kind] : [kind, this.chosen];
   }
 
-  /** Shows the menu where there is a choice. */
+  /** Shows the menu if there is more than one virtual host. */
   show(isWanted) {
     setAttribute(document.getElementById("vhost-choice"), "hidden", !isWanted || this.names.length < 2);
   }

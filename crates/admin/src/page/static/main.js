@@ -2,17 +2,17 @@
 
 import { Connection } from "/page/amqp/connection.js";
 
-/** Messages that are shown; older ones leave the list. */
+/** Maximum messages in the list; older ones are removed. */
 const MOST_SHOWN = 100;
-/** Characters of a message that are shown. */
+/** Maximum characters of a message that are shown. */
 const MOST_TEXT = 4_000;
-/** Messages that may be under way to the page at once. */
+/** Prefetch of the page's consumer. */
 const PREFETCH = 20;
 
 const element = (id) => document.getElementById(id);
 const forms = { connect: element("connect"), publish: element("publish"), receive: element("receive") };
 
-/** While connected: the connection, the channel to publish on (a promise, once needed) and the one to receive on. */
+/** While connected: the connection, the publishing channel (a promise, opened on demand) and the consuming channel. */
 let session = null;
 let connecting = false;
 /** Messages since the list was cleared. */
@@ -25,11 +25,11 @@ forms.publish.addEventListener("submit", handled(publish));
 forms.receive.addEventListener("submit", handled(receive));
 element("clear-button").addEventListener("click", clearMessages);
 
-/** The address of this server's own WebSocket listener, in the field unless the visitor was quicker. */
+/** Fills in this server's WebSocket URL, unless the user has typed one already. */
 async function fillInAddress() {
   const field = forms.connect.elements.url;
   const { ws, wss } = await (await fetch("/page/listeners.json")).json();
-  // Pages that came over TLS may only open WebSockets over TLS.
+  // Pages loaded over TLS may only open WebSockets over TLS.
   const secure = location.protocol === "https:" || ws === null;
   const port = secure ? wss : ws;
   if (port === null) {
@@ -80,7 +80,7 @@ async function publish() {
   const since = performance.now();
   const current = session;
   try {
-    // A mistake, such as an exchange that does not exist, ends a channel; the next message gets a new one.
+    // An error, such as a missing exchange, closes the channel; the next message opens a new one.
     const channel = await (current.publisher ??= openPublisher(current));
     const properties = { contentType: "text/plain", timestamp: new Date() };
     const { tag, returned } = await channel.publish(exchange, key, body, { mandatory: true, properties });
@@ -88,7 +88,7 @@ async function publish() {
     if (returned) show("publish", "wait", `Confirmed (no. ${tag}), but not routed: ${returned.text}.`);
     else show("publish", "good", `Confirmed (no. ${tag}) after ${milliseconds} ms.`);
   } catch (error) {
-    // Of a connection that has ended, the connection's own line tells.
+    // If the connection has closed, the connection's own status line says so.
     if (session === current) show("publish", "bad", words(error));
   }
 }
@@ -100,7 +100,7 @@ async function openPublisher(current) {
   return channel;
 }
 
-/** Declares a queue of our own, binds it, and shows what comes; the one before goes with its only consumer. */
+/** Declares an exclusive queue, binds it, and shows its messages; replaces the previous one, which is deleted with its consumer. */
 async function receive() {
   const { exchange, pattern } = values(forms.receive);
   const current = session;
@@ -154,7 +154,7 @@ function showConnected() {
   show("connection", "good", `Connected as ${session.user} to ${where}.`);
 }
 
-/** Enables the controls that need a connection, or the one that makes it. */
+/** Enables the controls that need a connection, or those that open one. */
 function showSession() {
   const connected = session !== null;
   element("connect-button").textContent = connected ? "Disconnect" : "Connect";
@@ -168,7 +168,7 @@ function show(what, state, text) {
   line.textContent = text;
 }
 
-/** An error in words for a person. */
+/** Formats an error for display. */
 function words(error) {
   if (error.code === 403 && error.message.includes("Login was refused")) {
     return "The server refused the login: wrong user name or password.";
@@ -176,7 +176,7 @@ function words(error) {
   return error.code ? `Server error: ${error.message} (${error.code}).` : error.message;
 }
 
-/** An event's handler that keeps the form from being sent anywhere. */
+/** An event handler that prevents the form's default submission. */
 function handled(action) {
   return (event) => {
     event.preventDefault();

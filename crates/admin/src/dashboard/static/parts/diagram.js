@@ -14,9 +14,9 @@ const LETTERS_BESIDE = 12;
 /** Columns of exchanges. */
 const MOST_COLUMNS = 4;
 /** Edges with more parallel ones than this get no label: the labels would overlap. */
-const MOST_WORDED = 40;
+const MAX_LABELLED = 40;
 /** Maximum routing keys in a tooltip. */
-const MOST_TOLD = 20;
+const MAX_TOOLTIP_KEYS = 20;
 
 /** The diagram; null if it would be empty. */
 export function diagram({ nodes, edges }) {
@@ -26,7 +26,7 @@ export function diagram({ nodes, edges }) {
   const width = columns.length * NODE.width + (columns.length - 1) * GAP.column + 2 * MARGIN;
   const height = most * (NODE.height + GAP.row) - GAP.row + 2 * MARGIN;
   const places = place(columns, height);
-  const lines = edges.map((edge, at) => line(edge, ways[at].map((key) => places.get(key)), edges.length <= MOST_WORDED));
+  const lines = edges.map((edge, at) => line(edge, ways[at].map((key) => places.get(key)), edges.length <= MAX_LABELLED));
   const boxes = [...places.values()].filter(({ node }) => node.kind !== BEND).map(box);
   const size = { viewBox: `0 0 ${width} ${height}`, width, height };
   const picture = svg(
@@ -40,12 +40,12 @@ export function diagram({ nodes, edges }) {
   return el("div", { class: "scroll" }, picture);
 }
 
-/** Where a long line passes through a column that lies between its ends. */
+/** A point where a long edge crosses an intermediate column. */
 const BEND = "bend";
 
 /**
- * Columns of nodes, in an order with few crossings: publishers, exchanges by how far they stand from the queues, queues.
- * `ways` are the keys that each edge passes, from its start to its end.
+ * Arranges nodes in columns, ordered to reduce crossings: publishers, exchanges by their distance from the
+ * queues, queues. `ways` lists the keys along each edge.
  */
 function arrange(nodes, edges) {
   const depth = depths(nodes, edges);
@@ -64,10 +64,10 @@ function arrange(nodes, edges) {
   return { columns: sortColumns(columns.filter((column) => column.length > 0), ways), ways };
 }
 
-/** How many columns from the right each node stands: queues none, what leads to them as far as the longest way. */
+/** The column of each node, counted from the right: 0 for queues, otherwise the length of the longest path to a queue. */
 function depths(nodes, edges) {
   const depth = new Map(nodes.map(({ key, kind }) => [key, kind === "queue" ? 0 : 1]));
-  // Exchanges may lead round in circles, so there is an end to it.
+  // Exchange-to-exchange bindings may form cycles, so the number of rounds is limited.
   for (let round = 0; round < MOST_COLUMNS; round += 1) {
     for (const { from, to } of edges) {
       const reached = depth.get(to) + 1;
@@ -79,7 +79,7 @@ function depths(nodes, edges) {
   return depth;
 }
 
-/** Each column in the order of what its nodes are joined to; a few times to and fro untangles most. */
+/** Sorts each column by the positions of its neighbours; a few passes in both directions remove most crossings. */
 function sortColumns(columns, ways) {
   const joined = { before: new Map(), after: new Map() };
   const note = (map, key, other) => map.set(key, [...(map.get(key) ?? []), other]);
@@ -120,8 +120,8 @@ function place(columns, height) {
   return places;
 }
 
-/** A line from the right of its first place to the left of its last; places between are passed on a level. */
-function line({ keys, rate: flow }, way, isWorded) {
+/** A line from the right side of its first node to the left side of its last; horizontal at the bends between. */
+function line({ keys, rate: flow }, way, isLabelled) {
   let drawn = "";
   let last;
   for (let at = 1; at < way.length; at += 1) {
@@ -134,14 +134,14 @@ function line({ keys, rate: flow }, way, isWorded) {
   const path = svg("path", {
     d: drawn,
     class: flow > 0 ? "edge flows" : "edge",
-    // From one to five, by the power of ten that flows.
+    // Width from 1 to 5 by the order of magnitude of the rate.
     "stroke-width": flow > 0 ? Math.min(5, 1.5 + Math.log10(1 + flow)).toFixed(1) : 1.5,
   });
   const named = keys.length > 1 ? `${keys.length} keys` : (keys[0] ?? "");
   const text = flow > 0 ? [clipped(named, LETTERS_BESIDE), rate(flow)].filter(Boolean).join(" · ") : clipped(named);
   const words =
-    isWorded && text !== "" ? svg("text", { x: last[0], y: last[1] - 4, class: "edge-words" }, text) : null;
-  words?.append(svg("title", {}, keys.slice(0, MOST_TOLD).join("\n")));
+    isLabelled && text !== "" ? svg("text", { x: last[0], y: last[1] - 4, class: "edge-words" }, text) : null;
+  words?.append(svg("title", {}, keys.slice(0, MAX_TOOLTIP_KEYS).join("\n")));
   return { path, words };
 }
 
@@ -173,7 +173,7 @@ function clipped(text, most = LETTERS) {
   return letters.length > most ? `${letters.slice(0, most - 1).join("")}…` : text;
 }
 
-/** A node under the pointer or with the focus shows what it is joined to. */
+/** Highlights the neighbours of the node under the pointer or with the focus. */
 function light(picture, edges, lines, boxes) {
   const byKey = new Map(boxes.map((each) => [each.dataset.key, each]));
   const show = (key) => {

@@ -1,12 +1,12 @@
-// Dialogs: a form over the page, which Escape closes, and which gives the focus back to where it was.
+// Modal dialogs with a form. Escape closes them, and the focus returns to where it was.
 
 import { button, el, freshId, setAttribute, setText } from "../dom.js";
 import { announce } from "./notice.js";
 import { field } from "./fields.js";
 
 /**
- * Asks for what the fields hold, and does `action(values)`. The text that it returns is announced; when it throws, the dialog
- * stays open and tells why. Resolves to whether it was done.
+ * Shows the form and runs `action(values)` on confirmation. Announces the text it returns; if it throws, the
+ * dialog stays open and shows the error. Resolves to whether the action succeeded.
  */
 export function ask({ title, words = null, fields = [], confirm, danger = false, action }) {
   const titleId = freshId("dialog");

@@ -1,10 +1,11 @@
-// The fields of forms: each with a label of its own, and what was typed as values.
+// Form fields: each has a label, and returns what was typed as a value.
 
 import { button, el, freshId } from "../dom.js";
 
 /**
- * A field: `{ name, label, type, value, hint, required, options, suggestions }`, of type text, password, number, select,
- * checkbox, textarea or arguments. `read()` gives its value; that of `arguments` throws an Error where it is no value.
+ * A field: `{ name, label, type, value, hint, required, options, suggestions }`, of type text, password, number,
+ * select, checkbox, textarea or arguments. `read()` returns its value; for `arguments` it throws an Error if the
+ * input is invalid.
  */
 export function field(description) {
   if (description.type === "arguments") return argumentList(description);
@@ -48,7 +49,7 @@ function makeControl({ name, type = "text", value = "", required, options, rows 
   return el("input", { id, name, type, value, required, autocomplete, min: type === "number" ? 0 : null, ...plain });
 }
 
-/** Arguments of a queue, an exchange, a binding or a policy: as many rows of name, type and value as one likes. */
+/** Arguments of a queue, exchange, binding or policy: any number of rows with name, type and value. */
 function argumentList({ name, label, value = {}, suggestions = [] }) {
   const rows = el("div", { class: "rows" });
   const known = freshId("known");
@@ -87,7 +88,7 @@ function argumentRow(known, key, any) {
   const kind = el("select", { class: "kind", "aria-label": "Type" }, ...kinds);
   const value = el("input", { class: "any", value: text, "aria-label": "Value", ...plain });
   const remove = button("Remove", () => element.remove(), { class: "quiet", "aria-label": "Remove this row" });
-  // Most of RabbitMQ's arguments that are known to be numbers say so by their names.
+  // Selects the type Number for RabbitMQ's numeric arguments.
   name.addEventListener("change", () => {
     if (value.value === "" && /ttl|length|expires|priority|limit|bytes/.test(name.value)) kind.value = "number";
   });

@@ -2,9 +2,7 @@
 
 import { el, setAttribute, setChildren, setText } from "../dom.js";
 
-/**
- * Tiles with a number each, some of which lead to their list. `update({ key: text })`; tiles without a text are hidden.
- */
+/** Tiles with a number each, some of which link to a list. `update({ key: text })`; tiles without a text are hidden. */
 export function tiles(kinds) {
   const made = kinds.map(({ key, title, href }) => {
     const value = el("span", { class: "figure" }, "–");
@@ -20,7 +18,7 @@ export function tiles(kinds) {
   return { element, update };
 }
 
-/** A bar for a share of a limit. `update({ value, most, words, alarm })`; null hides it. */
+/** A bar that shows a share of a limit. `update({ value, most, words, alarm })`; null hides it. */
 export function bar(title) {
   const words = el("span", { class: "what" });
   const meter = el("meter", { min: 0, max: 1, value: 0, "aria-label": title });

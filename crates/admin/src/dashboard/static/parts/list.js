@@ -1,5 +1,5 @@
-// A list that comes in pages from the server: a filter, a table, and the way from page to page. The choice stands in
-// the address, so that "back" and a reload lead to the same rows. There is never more than one page in the document.
+// A list paged by the server: a filter, a table, and buttons to change the page. Its state is in the URL, so "back" and reload
+// show the same rows. A document contains at most one page of a list.
 
 import { button, el, freshId, setAttribute, setText } from "../dom.js";
 import { count } from "../format.js";
@@ -8,13 +8,13 @@ import { Table } from "./table.js";
 
 const SIZE = 50;
 const NONE = "None.";
-/** Milliseconds without a key before the filter is used. */
+/** Milliseconds after the last key press before the filter is applied. */
 const PAUSE = 250;
 
 /**
- * `fetch({ page, size, query, signal })` gives a page as Api.list does. `filter` is the label of the filter, if the list
- * can be filtered by name; `columns` and `key` are the table's; `empty` says that there is nothing. A list that is only a
- * part of its view (`isPart`) leaves the address alone.
+ * `fetch({ page, size, query, signal })` returns a page like Api.list. `filter` labels the filter, if the list
+ * can be filtered by name; `columns` and `key` are the table's; `empty` is the text of an empty list. A list
+ * that is only a part of its view (`isPart`) does not change the URL.
  */
 export function list({ caption, columns, key, fetch, filter = null, empty = NONE, size = SIZE, isPart = false }) {
   const chosen = isPart ? new URLSearchParams() : here().query;
@@ -32,7 +32,7 @@ export function list({ caption, columns, key, fetch, filter = null, empty = NONE
   const element = el("div", { class: "paged" }, field, scroll, nothing, pager.element);
 
   function sortBy(sort) {
-    // Descending, then ascending, then unsorted.
+    // Clicks cycle through descending, ascending and unsorted.
     if (state.sort !== sort) change({ sort, reverse: true, page: 1 });
     else if (state.reverse) change({ reverse: false, page: 1 });
     else change({ sort: "", reverse: false, page: 1 });
@@ -54,7 +54,7 @@ export function list({ caption, columns, key, fetch, filter = null, empty = NONE
     const asked = state.page;
     const answer = await firstIfBeyond(asked, (page) => fetch({ page, size, query, signal }));
     signal?.throwIfAborted();
-    // If another page was chosen during the request, it is fetched next.
+    // If the user changed the page during the request, fetch that page next.
     if (state.page === asked) state.page = answer.page;
     table.show(answer.items);
     table.markSorted(state.sort, state.reverse);

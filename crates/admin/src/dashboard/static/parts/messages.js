@@ -11,7 +11,7 @@ import { section } from "./figures.js";
 const MOST_MESSAGES = 50;
 const MOST_BYTES = 50_000;
 
-/** A form that publishes to an exchange; `key` is the routing key it begins with, `fixed` takes no other. */
+/** A form that publishes to an exchange; `key` is the initial routing key, `fixed` makes it read-only. */
 export function publishForm(api, vhost, exchange, { key = "", fixed = false, done = () => {} } = {}) {
   const parts = [
     fixed ? null : field({ name: "key", label: "Routing key", value: key }),
@@ -47,7 +47,7 @@ const ACK_MODES = [
   ["reject_requeue_false", "Reject requeue false: it is dead-lettered or removed"],
 ];
 
-/** A form that gets messages of a queue, and what it got. */
+/** A form that gets messages from a queue, and shows them. */
 export function getForm(api, vhost, queue, { done = () => {} } = {}) {
   const parts = [
     field({ name: "ackmode", label: "Ack mode", type: "select", options: ACK_MODES }),

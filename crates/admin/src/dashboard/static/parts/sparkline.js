@@ -9,7 +9,7 @@ const EDGE = 2;
 /** Steps along the width: a line grows from the right until there are as many points. */
 const STEPS = 59;
 
-/** A card with a title, the last value in words and its line. `update(series, words)` shows what is new. */
+/** A card with a title, the latest value and its sparkline. `update(series, words)` redraws it. */
 export function sparkCard(title, tone) {
   const value = el("p", { class: "figure" }, "–");
   const area = svg("path", { class: "area" });
@@ -32,7 +32,7 @@ export function sparkCard(title, tone) {
   return { element, update };
 }
 
-/** Where each point stands; the highest reaches the top, and zero is always at the bottom. */
+/** The coordinates of the points; the maximum is at the top, and zero is always at the bottom. */
 export function places(points) {
   const highest = Math.max(...points, 0);
   return points.map((point, at) => {

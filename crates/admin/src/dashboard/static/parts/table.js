@@ -1,4 +1,4 @@
-// A table of one page of a list. Rows are updated where they stand, so that what has the focus keeps it.
+// A table of one page of a list. Rows are updated in place, so a focused element keeps the focus.
 
 import { button, el, name, setAttribute, setChildren, setText } from "../dom.js";
 
@@ -15,12 +15,12 @@ const BLANK = new Set(["", "–"]);
 export class Table {
   #columns;
   #key;
-  // Roles are written out, for what a phone lays out as cards would be no table to screen readers any more.
+  // Explicit roles: the card layout on phones would otherwise remove the table semantics for screen readers.
   #body = el("tbody", { role: "rowgroup" });
   #headings = new Map();
   #rows = new Map();
   #titles = [];
-  /** The headings of groups, and the columns that each is over. */
+  /** The group headings, and the columns below each. */
   #groups = [];
   /** The index of the column that names the row. */
   #named;
@@ -142,7 +142,7 @@ function badges(element, { badges }) {
   };
 }
 
-/** A short word in a frame: a text, or a text, its tone and, for an abbreviation, its meaning. */
+/** A badge: a text, or a text, its tone and, for an abbreviation, its meaning. */
 export function badge(word) {
   const [text, tone = "", title = null] = Array.isArray(word) ? word : [word];
   return el(title ? "abbr" : "span", { class: `badge ${tone}`, title }, text);

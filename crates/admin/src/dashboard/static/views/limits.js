@@ -54,17 +54,17 @@ export function limits({ api, session, sampler }) {
   const rates = ratesOf(sampler);
   let shownMode = "";
   const refresh = async (signal) => {
-    const told = await api.get(["leveret", "limits"], {}, signal);
-    const rows = rowsOf(told, rates());
-    if (told.mode !== shownMode) {
-      shownMode = told.mode;
-      const [word, meaning] = MODES[told.mode] ?? [told.mode, ""];
+    const reported = await api.get(["leveret", "limits"], {}, signal);
+    const rows = rowsOf(reported, rates());
+    if (reported.mode !== shownMode) {
+      shownMode = reported.mode;
+      const [word, meaning] = MODES[reported.mode] ?? [reported.mode, ""];
       setChildren(mode, [badge(word), el("span", {}, meaning)]);
     }
     const set = rows.filter(({ most, value }) => most !== null && value !== undefined);
     bars.update(set);
     none.hidden = rows.some(({ most }) => most !== null);
-    ofPool.update(OF_THE_POOL.map(([key, title, words]) => ({ title, words, ...read(told.upstream?.[key]) })));
+    ofPool.update(OF_THE_POOL.map(([key, title, words]) => ({ title, words, ...read(reported.upstream?.[key]) })));
     table.show(rows);
   };
   const actions = session.may("administrator") ? [button("Drain", () => drain(api), { class: "danger" })] : [];
@@ -75,15 +75,15 @@ function read(limit) {
   return { value: limit?.in_use, most: limit?.total ?? null };
 }
 
-/** Every limit on clients, set or not. */
-function rowsOf(told, rates) {
+/** Every client limit, whether set or not. */
+function rowsOf(reported, rates) {
   return KINDS.flatMap(([kind, title, words]) =>
     SCOPES.map(([scope, of, suffix]) => ({
       title: `${title} ${of}`,
       words,
-      most: told[kind]?.[scope] ?? null,
-      value: told.in_use?.[kind]?.[scope] ?? (scope === "total" ? rates[kind] : undefined),
-      exceeded: told.exceeded?.[`${kind}${suffix}`],
+      most: reported[kind]?.[scope] ?? null,
+      value: reported.in_use?.[kind]?.[scope] ?? (scope === "total" ? rates[kind] : undefined),
+      exceeded: reported.exceeded?.[`${kind}${suffix}`],
     })),
   );
 }

@@ -24,12 +24,12 @@ const FLOWS = [
 
 export function queue({ api, place, refreshNow, slowly }) {
   const [, vhost, name] = place.parts;
-  let told = {};
+  let details = {};
   const levels = LEVELS.map(([key, title, tone]) => ({ key, series: new Series(), ...sparkCard(title, tone) }));
   const flows = FLOWS.map(([key, title, tone]) => ({ key, series: new Series(), ...sparkCard(title, tone) }));
   const flowing = section("Message rates", el("div", { class: "cards three" }, ...flows.map((each) => each.element)));
   const about = facts();
-  const consumers = consumerRows(() => told);
+  const consumers = consumerRows(() => details);
   const bindings = bindingRows({ api, vhost, name, refreshNow, slowly });
   const element = el(
     "div",
@@ -52,20 +52,20 @@ export function queue({ api, place, refreshNow, slowly }) {
   }
 
   async function refresh(signal) {
-    const query = told.name === undefined ? LATELY : {};
-    [told] = await Promise.all([api.get(["queues", vhost, name], query, signal), bindings.refresh(signal)]);
+    const query = details.name === undefined ? LATELY : {};
+    [details] = await Promise.all([api.get(["queues", vhost, name], query, signal), bindings.refresh(signal)]);
     for (const { key, series, update } of levels) {
-      series.seed(levelsBefore(told, key));
-      series.push(told[key] ?? 0);
+      series.seed(levelsBefore(details, key));
+      series.push(details[key] ?? 0);
       update(series, count);
     }
-    flowing.hidden = told.message_stats === undefined;
+    flowing.hidden = details.message_stats === undefined;
     for (const { key, series, update } of flows) {
-      series.seed(ratesBefore(told.message_stats, key));
-      series.push(rateOf(told.message_stats, key) ?? 0);
+      series.seed(ratesBefore(details.message_stats, key));
+      series.push(rateOf(details.message_stats, key) ?? 0);
       update(series, rate);
     }
-    about.update(describe(told));
+    about.update(describe(details));
     await consumers.refresh(signal);
   }
 

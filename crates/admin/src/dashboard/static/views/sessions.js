@@ -99,7 +99,7 @@ function retainedMessages(api) {
 
 const STATES = { running: "good", connecting: "wait", refused: "bad" };
 
-/** A list under a heading that is there while `isUsed(metrics)`. */
+/** A list under a heading; both are hidden unless `isUsed(metrics)`. */
 function part({ api, title, path, key, columns, isUsed }) {
   const rows = list({
     caption: title,

@@ -40,7 +40,7 @@ export function users({ api, refreshNow }) {
 
 export function user({ api, place, vhost, vhosts, refreshNow }) {
   const name = place.parts[1];
-  let told = {};
+  let details = {};
   const rows = list({
     caption: "Permissions",
     isPart: true,
@@ -91,7 +91,7 @@ export function user({ api, place, vhost, vhosts, refreshNow }) {
     await ask({
       title: "Change this user",
       words: "Replaces both the password and the tags.",
-      fields: credentials(tagsOf(told).join(",")),
+      fields: credentials(tagsOf(details).join(",")),
       confirm: "Change",
       action: async ({ password, tags }) => {
         await api.put(["users", name], { password, tags });
@@ -115,7 +115,7 @@ export function user({ api, place, vhost, vhosts, refreshNow }) {
   }
 
   const refresh = async (signal) => {
-    [told] = await Promise.all([api.get(["users", name], {}, signal), rows.refresh(signal)]);
+    [details] = await Promise.all([api.get(["users", name], {}, signal), rows.refresh(signal)]);
   };
   const element = el(
     "div",

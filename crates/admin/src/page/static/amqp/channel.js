@@ -5,7 +5,7 @@ import { BODY, HEADER, METHOD } from "./frames.js";
 import { readContentHeader, readMethod, writeContentHeader, writeMethod } from "./methods.js";
 
 export class Channel {
-  /** Resolves once the channel has ended: with null after `close`, else with the error. */
+  /** Resolves once the channel has closed: with null after `close`, otherwise with the error. */
   closed;
 
   #id;
@@ -13,18 +13,18 @@ export class Channel {
   #connection;
   #ended = deferred();
   #error = undefined;
-  /** Answers that are awaited; a server answers in the order of the questions. */
+  /** Pending replies; a server replies in the order of the requests. */
   #answers = [];
-  /** Consumers by their tags: what to call with messages, and when the server ends it. */
+  /** Consumers by tag: the callbacks for messages and for a cancellation by the server. */
   #consumers = new Map();
   #nextConsumer = 1;
-  /** The message that is coming in: its method, then its header, then body after body. */
+  /** The message being received: method, header, then body frames. */
   #incoming = null;
-  /** The number of the next publish, once confirms are on, and those under way in their order. */
+  /** The sequence number of the next publish in confirm mode, and the unconfirmed publishes in order. */
   #nextPublish = 0;
   #unconfirmed = new Map();
 
-  /** For `Connection.openChannel`. `bodyMax` is the most bytes of body that fit into a frame. */
+  /** Called by `Connection.openChannel`. `bodyMax` is the largest body that fits into a frame, in bytes. */
   constructor(id, bodyMax, connection) {
     this.#id = id;
     this.#bodyMax = bodyMax;
@@ -42,7 +42,7 @@ export class Channel {
     this.end(null);
   }
 
-  /** Declares a queue; the server names one that has no name. Returns `{ queue, messageCount, consumerCount }`. */
+  /** Declares a queue; the server generates a name if none is given. Returns `{ queue, messageCount, consumerCount }`. */
   declareQueue(queue, { passive, durable, exclusive, autoDelete, arguments: args } = {}) {
     const values = { queue, passive, durable, exclusive, autoDelete, arguments: args };
     return this.#call("queue.declare", values, "queue.declare-ok");
@@ -56,25 +56,25 @@ export class Channel {
     return this.#call("queue.delete", { queue }, "queue.delete-ok");
   }
 
-  /** How many messages each later consumer may have that it has not acknowledged; 0 means no limit. */
+  /** Sets the prefetch of each later consumer; 0 means no limit. */
   prefetch(count) {
     return this.#call("basic.qos", { prefetchCount: count }, "basic.qos-ok");
   }
 
   /**
-   * Has `onmessage` called with each message; `oncancel` is called when the server ends it, as when the queue is deleted.
-   * Unless `noAck`, give each message to `ack` or `nack` once it is dealt with. Returns the consumer's tag.
+   * Calls `onmessage` for each message, and `oncancel` if the server cancels the consumer, for example because the
+   * queue was deleted. Unless `noAck`, pass each handled message to `ack` or `nack`. Returns the consumer tag.
    */
   async consume(queue, onmessage, { noAck, exclusive, oncancel = () => {}, arguments: args } = {}) {
     const consumerTag = `page-${this.#id}-${this.#nextConsumer++}`;
-    // Before the answer, as messages may come with it.
+    // Before the reply, because messages may arrive together with it.
     this.#consumers.set(consumerTag, { onmessage, oncancel });
     const values = { queue, consumerTag, noAck, exclusive, arguments: args };
     await this.#call("basic.consume", values, "basic.consume-ok");
     return consumerTag;
   }
 
-  /** Ends a consumer. Messages that are under way still reach it. */
+  /** Cancels a consumer. Messages in flight are still delivered to it. */
   async cancel(consumerTag) {
     await this.#call("basic.cancel", { consumerTag }, "basic.cancel-ok");
     this.#consumers.delete(consumerTag);
@@ -84,28 +84,28 @@ export class Channel {
     this.#method("basic.ack", { deliveryTag: message.deliveryTag });
   }
 
-  /** Refuses a message; it goes back to its queue, or to where the queue's dead letters go. */
+  /** Rejects a message; it is requeued, or dead-lettered. */
   nack(message, { requeue = true } = {}) {
     this.#method("basic.nack", { deliveryTag: message.deliveryTag, requeue });
   }
 
-  /** Has every later publish confirmed. */
+  /** Puts the channel into confirm mode. */
   async confirmSelect() {
     await this.#call("confirm.select", {}, "confirm.select-ok");
     this.#nextPublish = 1;
   }
 
   /**
-   * Publishes text or bytes. After `confirmSelect` it resolves once the server is in charge of the message, to `{ tag,
-   * returned }`, and fails should the server not take it. With `mandatory`, `returned` tells why the message reached no
-   * queue, otherwise it is null; to know it again, a message without a messageId gets one.
+   * Publishes text or bytes. In confirm mode it resolves once the server has confirmed the message, to `{ tag,
+   * returned }`, and rejects if the server nacks it. With `mandatory`, `returned` says why the message was
+   * unroutable, otherwise it is null; a message without a messageId then gets one, to recognise it.
    */
   async publish(exchange, routingKey, body, { mandatory = false, properties = {} } = {}) {
     const bytes = typeof body === "string" ? new TextEncoder().encode(body) : body;
     const tag = this.#nextPublish;
     const all = { ...properties };
     if (mandatory && tag) all.messageId ??= `${this.#id}-${tag}`;
-    // All of them before the first is sent, so that an error in them leaves nothing half sent.
+    // Encode everything before the first frame is sent, so that an error leaves no partial message.
     const method = writeMethod("basic.publish", { exchange, routingKey, mandatory });
     const header = writeContentHeader(bytes.length, all);
     this.#send(METHOD, method);
@@ -120,14 +120,14 @@ export class Channel {
     return confirm.promise;
   }
 
-  /** For the connection: a frame has come. */
+  /** Called by the connection for each frame. */
   receive(type, payload) {
     if (type === METHOD) this.#handle(readMethod(payload));
     else if (type === HEADER) this.#contentHeader(readContentHeader(payload));
     else this.#contentBody(payload);
   }
 
-  /** For the connection: it is over; `error` is null after a goodbye. */
+  /** Called by the connection when it closes; `error` is null after `close`. */
   end(error) {
     if (this.#error !== undefined) return;
     this.#error = error;
@@ -164,7 +164,7 @@ export class Channel {
     answer.resolve(values);
   }
 
-  /** A confirm tells of one publish, or of all up to it. */
+  /** A confirm settles one publish, or all publishes up to it. */
   #settle({ deliveryTag, multiple }, outcome) {
     for (const [tag, publish] of this.#unconfirmed) {
       if (tag > deliveryTag) break;
@@ -222,7 +222,7 @@ export class Channel {
   }
 }
 
-/** A message as it was delivered. */
+/** A delivered message. */
 export class Message {
   constructor({ deliveryTag, redelivered, exchange, routingKey }, properties, body) {
     Object.assign(this, { deliveryTag, redelivered, exchange, routingKey, properties, body });

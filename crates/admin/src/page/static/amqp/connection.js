@@ -5,17 +5,17 @@
 //   const { queue } = await channel.declareQueue("", { exclusive: true });
 //   await channel.consume(queue, (message) => { console.log(message.text()); channel.ack(message); });
 //   await channel.confirmSelect();
-//   await channel.publish("", queue, "hello");       // when the server has taken charge of it
+//   await channel.publish("", queue, "hello");       // resolves once the server has confirmed it
 //   await connection.close();
 //
-// Errors are AmqpErrors. Once a connection or channel has ended, all that was waited for on it fails with the reason.
+// Errors are AmqpErrors. When a connection or channel closes, all pending promises reject with the reason.
 
 import { Channel } from "./channel.js";
 import { AmqpError, deferred, tell } from "./errors.js";
 import { FrameParser, HEARTBEAT, METHOD, OVERHEAD, PROTOCOL_HEADER, frame } from "./frames.js";
 import { readMethod, writeMethod } from "./methods.js";
 
-/** Milliseconds for the server to let us in, and to answer our goodbye. */
+/** Timeout in milliseconds for opening and for the reply to connection.close. */
 const OPEN_TIMEOUT = 15_000;
 const CLOSE_TIMEOUT = 5_000;
 
@@ -29,9 +29,9 @@ const CAPABILITIES = {
 };
 
 export class Connection {
-  /** Called with the reason when the server takes no messages for now, and with null when it does again. */
+  /** Called with the reason when the server blocks publishers, and with null when it unblocks them. */
   onblocked = () => {};
-  /** Resolves once the connection has ended: with null after `close`, else with the error. */
+  /** Resolves once the connection has closed: with null after `close`, otherwise with the error. */
   closed;
   /** The server's properties: product, version, and so on. */
   serverProperties = {};
@@ -45,15 +45,15 @@ export class Connection {
   #channelMax = 0;
   #frameMax = 0;
   #heartbeat = null;
-  /** Whether the server has ever said anything, and whether it has since the last heartbeat. */
+  /** Whether anything was received at all, and since the last heartbeat check. */
   #heard = false;
   #heardSince = true;
   #error = undefined;
 
   /**
-   * Opens a connection. Options: `user`, `password`, `vhost` ("/"), `name` (shown to operators), and `heartbeat`, the
-   * most seconds between signs of life. Browsers run the timers of a hidden page once a minute, so less than 60 is for
-   * pages that stay in sight.
+   * Opens a connection. Options: `user`, `password`, `vhost` ("/"), `name` (shown to operators), and `heartbeat`,
+   * the maximum heartbeat interval in seconds. Browsers throttle the timers of a hidden page to one per minute, so
+   * use less than 60 only for pages that stay visible.
    */
   static open(url, { user = "guest", password = "guest", vhost = "/", name, heartbeat = 60 } = {}) {
     let socket;
@@ -71,18 +71,18 @@ export class Connection {
     return connection.#opened.promise.finally(() => clearTimeout(timer));
   }
 
-  /** For `open` alone. */
+  /** Called by `open` only. */
   constructor(socket, url) {
     this.closed = this.#ended.promise;
     this.#socket = socket;
     socket.binaryType = "arraybuffer";
     socket.onopen = () => this.#socket.send(PROTOCOL_HEADER);
     socket.onmessage = ({ data }) => this.#receive(data);
-    // There is no detail in the event of an error, and a close event follows it.
+    // The error event has no details, and a close event follows it.
     socket.onclose = (event) => this.#socketClosed(event, url);
   }
 
-  /** Opens a channel; channels are cheap, and an error ends only the channel on which it happens. */
+  /** Opens a channel. Channels are cheap, and a channel error closes only that channel. */
   async openChannel() {
     this.#check();
     let id = 1;
@@ -97,7 +97,7 @@ export class Connection {
     return channel;
   }
 
-  /** Says goodbye and waits until everything is closed. */
+  /** Sends connection.close and waits until the connection is closed. */
   async close() {
     if (this.#error !== undefined) return;
     const timer = setTimeout(() => this.#end(null), CLOSE_TIMEOUT);
@@ -130,7 +130,7 @@ export class Connection {
     await this.#call("connection.open", { vhost }, "connection.open-ok");
   }
 
-  /** Sends a sign of life twice in each interval, and gives up a server that is silent for two of them. */
+  /** Sends a heartbeat twice per interval, and closes the connection if the server is silent for two intervals. */
   #beat(seconds) {
     if (seconds === 0) return;
     let silentHalves = 0;
@@ -152,7 +152,7 @@ export class Connection {
         if (type === HEARTBEAT) continue;
         if (channel === 0) this.#handle(readMethod(payload));
         else this.#channels.get(channel)?.receive(type, payload);
-        // The rest of what came after a goodbye is for nobody.
+        // Nothing after the close is processed.
         if (this.#error !== undefined) return;
       }
     } catch (error) {
@@ -201,9 +201,9 @@ export class Connection {
     if (this.#error !== undefined) throw this.#error ?? new AmqpError("The connection is closed.");
   }
 
-  /** The socket is gone: after a goodbye that is as it should be, otherwise its close code tells why. */
+  /** The socket has closed: expected after `close`, otherwise the close code says why. */
   #socketClosed({ code, reason }, url) {
-    // 1006 means that nothing was said, and browsers do not let pages know what answer they got to their request.
+    // 1006 means that no close frame arrived; browsers do not reveal the HTTP response to the handshake.
     const message =
       code !== 1006
         ? `The server closed the connection: ${reason || "no reason given"} (WebSocket code ${code}).`
@@ -221,7 +221,7 @@ export class Connection {
     this.#end(new AmqpError(message, code));
   }
 
-  /** The one way to the end; `error` is null after a goodbye. */
+  /** Every close ends here; `error` is null after `close`. */
   #end(error) {
     if (this.#error !== undefined) return;
     this.#error = error;

@@ -1,4 +1,4 @@
-/** An error with a text for people; `code` is AMQP's reply code (404, …) where the server gave one. */
+/** An error for display; `code` is AMQP's reply code (404, …) if the server sent one. */
 export class AmqpError extends Error {
   constructor(message, code) {
     super(message);
@@ -7,16 +7,16 @@ export class AmqpError extends Error {
   }
 }
 
-/** A promise together with what settles it. */
+/** A promise with its resolve and reject functions. */
 export function deferred() {
   const result = {};
   result.promise = new Promise((resolve, reject) => Object.assign(result, { resolve, reject }));
-  // A rejection that nobody waits for is no error.
+  // An unobserved rejection is not an error.
   result.promise.catch(() => {});
   return result;
 }
 
-/** Calls a function of the page's; its errors are its own and end no connection. */
+/** Calls a callback of the page; its exceptions do not close the connection. */
 export function tell(callback, value) {
   try {
     callback?.(value);

@@ -1,11 +1,11 @@
-// AMQP 0-9-1's frames, section 4.2.3 of its specification.
+// AMQP 0-9-1 frames (specification, section 4.2.3).
 
 export const METHOD = 1;
 export const HEADER = 2;
 export const BODY = 3;
 export const HEARTBEAT = 8;
 
-/** Bytes around the payload: type, channel and length before it, the end byte behind it. */
+/** Bytes around the payload: type, channel and length before it, the frame end after it. */
 export const OVERHEAD = 8;
 
 /** The protocol header, which a client sends first: AMQP 0-9-1. */
@@ -26,15 +26,15 @@ export function frame(type, channel, payload) {
 }
 
 /**
- * Cuts bytes into frames. Leveret sends whole frames in each WebSocket message; gateways that pass on a TCP stream cut
- * it anywhere, so what is incomplete is kept for later.
+ * Splits bytes into frames. Leveret sends whole frames in each WebSocket message; a gateway that forwards a TCP
+ * stream may cut anywhere, so incomplete frames are buffered.
  */
 export class FrameParser {
-  /** The largest frame that is accepted, in bytes; what was agreed on, once it is. */
+  /** The maximum frame size in bytes; the negotiated one after tuning. */
   frameMax = 131072;
   #rest = new Uint8Array(0);
 
-  /** The frames that are complete with these bytes. Throws a RangeError at what is no frame. */
+  /** The frames that these bytes complete. Throws a RangeError for an invalid frame. */
   *push(bytes) {
     let buffer = bytes;
     if (this.#rest.length) {
@@ -55,7 +55,7 @@ export class FrameParser {
     this.#rest = buffer.slice(start);
   }
 
-  /** The length of the frame that begins at `start`; NaN if too little of it is there to know. */
+  /** The length of the frame at `start`; NaN if its header is incomplete. */
   #length(buffer, start) {
     if (buffer.length - start < HEAD) return NaN;
     const view = new DataView(buffer.buffer, buffer.byteOffset + start, HEAD);

@@ -1,9 +1,9 @@
-// AMQP 0-9-1's methods and message properties as far as the client uses them: names, numbers and fields
-// (<https://www.rabbitmq.com/amqp-0-9-1-reference>), and how to write and read them.
+// The AMQP 0-9-1 methods and message properties that the client uses: names, numbers and fields
+// (<https://www.rabbitmq.com/amqp-0-9-1-reference>), with their encoding.
 
 import { Reader, Writer, seconds } from "./wire.js";
 
-/** Class, method, and the fields in their order. Fields named `_` are reserved: written as nothing, not read. */
+/** Class, method, and the fields in order. Fields named `_` are reserved: written as zero, ignored when read. */
 const METHODS = {
   "connection.start": [10, 10, "major:octet minor:octet serverProperties:table mechanisms:longstr locales:longstr"],
   "connection.start-ok": [10, 11, "clientProperties:table mechanism:shortstr response:longstr locale:shortstr"],
@@ -52,7 +52,7 @@ const METHODS = {
   "confirm.select-ok": [85, 11, ""],
 };
 
-/** Properties of a message in the order of their flags, the first being the highest bit. */
+/** Message properties in the order of their flags, beginning with the highest bit. */
 const PROPERTIES = fields(
   "contentType:shortstr contentEncoding:shortstr headers:table deliveryMode:octet priority:octet " +
     "correlationId:shortstr replyTo:shortstr expiration:shortstr messageId:shortstr timestamp:longlong " +
@@ -71,13 +71,13 @@ const BY_NAME = new Map(
 );
 const BY_NUMBER = new Map([...BY_NAME].map(([name, { classId, methodId }]) => [`${classId}.${methodId}`, name]));
 
-/** The payload of a method frame. Fields that `values` lacks are written as "", 0, false or {}. */
+/** The payload of a method frame. Fields missing in `values` are written as "", 0, false or {}. */
 export function writeMethod(name, values = {}) {
   const method = BY_NAME.get(name);
   const out = new Writer();
   out.short(method.classId);
   out.short(method.methodId);
-  // Neighbouring bits share bytes, the first being the lowest. No method here has more than eight in a row.
+  // Consecutive bits share a byte, beginning with the lowest. No method here has more than eight in a row.
   let bits = [];
   const flush = () => {
     if (bits.length) out.octet(bits.reduce((octet, bit, index) => octet | (bit ? 1 << index : 0), 0));
@@ -96,7 +96,7 @@ export function writeMethod(name, values = {}) {
   return out.finish();
 }
 
-/** The name of a method frame's method and its fields. */
+/** The method name and the fields of a method frame. */
 export function readMethod(payload) {
   const reader = new Reader(payload);
   const number = `${reader.short()}.${reader.short()}`;
@@ -137,7 +137,7 @@ export function writeContentHeader(bodySize, properties) {
   return out.finish();
 }
 
-/** The size of the body in bytes, and the properties that the message has. */
+/** The size of the body in bytes, and the message properties. */
 export function readContentHeader(payload) {
   const reader = new Reader(payload);
   reader.short();

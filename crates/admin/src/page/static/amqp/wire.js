@@ -1,9 +1,9 @@
-// AMQP 0-9-1's data types, section 4.2 of its specification, with RabbitMQ's field types
-// (<https://www.rabbitmq.com/amqp-0-9-1-errata>): a Writer and a Reader of bytes.
+// AMQP 0-9-1 data types (specification, section 4.2) with RabbitMQ's field types
+// (<https://www.rabbitmq.com/amqp-0-9-1-errata>): a Writer and a Reader.
 
 const text = { encode: new TextEncoder(), decode: new TextDecoder() };
 
-/** Bytes that grow as they are written. */
+/** A growing byte buffer. */
 export class Writer {
   #bytes = new Uint8Array(128);
   #view = new DataView(this.#bytes.buffer);
@@ -31,7 +31,7 @@ export class Writer {
   }
 
   bytes(value) {
-    // First the room, as that may replace the bytes.
+    // Reserve space first, because that may replace the buffer.
     const start = this.#advance(value.length);
     this.#bytes.set(value, start);
   }
@@ -60,7 +60,7 @@ export class Writer {
     });
   }
 
-  /** A value with its type. A number is an integer where it has no fraction. */
+  /** A value with its type. Numbers without a fraction are integers. */
   field(value) {
     if (value === null || value === undefined) {
       this.#tag("V");
@@ -100,9 +100,9 @@ export class Writer {
     }
   }
 
-  /** Writes a number of a type that DataView has, such as "Uint8". */
+  /** Writes a number of a DataView type, such as "Uint8". */
   #put(type, size, value) {
-    // First the room, as that may replace the view.
+    // Reserve space first, because that may replace the view.
     const start = this.#advance(size);
     this.#view[`set${type}`](start, value);
   }
@@ -117,7 +117,7 @@ export class Writer {
     this.#view.setUint32(prefix, this.#length - prefix - 4);
   }
 
-  /** Makes room; returns where it begins. */
+  /** Reserves space; returns its offset. */
   #advance(count) {
     const start = this.#length;
     this.#length += count;
@@ -131,7 +131,7 @@ export class Writer {
   }
 }
 
-/** Reads bytes from the first to the last; reading past the end throws a RangeError. */
+/** Reads bytes in order; reading past the end throws a RangeError. */
 export class Reader {
   #bytes;
   #view;
@@ -176,7 +176,7 @@ export class Reader {
     const inner = new Reader(this.bytes(this.long()));
     const entries = [];
     while (!inner.isAtEnd()) entries.push([inner.shortstr(), inner.field()]);
-    // fromEntries defines properties, so that a field named __proto__ is a field like any other.
+    // fromEntries defines own properties, so a field named __proto__ is an ordinary field.
     return Object.fromEntries(entries);
   }
 
@@ -191,7 +191,7 @@ export class Reader {
     return this.#position === this.#bytes.length;
   }
 
-  /** Passes over bytes; returns where they begin. */
+  /** Skips bytes; returns their offset. */
   #advance(count) {
     const start = this.#position;
     if (start + count > this.#bytes.length) throw new RangeError("the frame ends too early");
@@ -199,7 +199,7 @@ export class Reader {
     return start;
   }
 
-  /** A number of a type that DataView has, such as "Int8". */
+  /** A number of a DataView type, such as "Int8". */
   number(type, size) {
     return this.#view[`get${type}`](this.#advance(size));
   }
@@ -217,7 +217,7 @@ const FIELDS = {
   l: (reader) => exact(reader.number("BigInt64", 8)),
   f: (reader) => reader.number("Float32", 4),
   d: (reader) => reader.number("Float64", 8),
-  // A decimal: how many of the digits stand behind the point, then all of them.
+  // A decimal: the number of digits after the point, then all digits.
   D: (reader) => {
     const scale = reader.octet();
     return reader.number("Int32", 4) / 10 ** scale;
@@ -235,7 +235,7 @@ const FIELDS = {
   V: () => null,
 };
 
-/** A number where it can be one without loss, else a BigInt. */
+/** A number if that is lossless, otherwise a BigInt. */
 function exact(value) {
   const number = Number(value);
   return Number.isSafeInteger(number) ? number : value;

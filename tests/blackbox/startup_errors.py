@@ -1,4 +1,4 @@
-"""A mistake at the start is told with its remedy, and a start says what it is and what it has found."""
+"""A configuration error at startup is reported with its remedy, and a successful start reports its mode and what it found."""
 
 import os
 import re
@@ -94,7 +94,7 @@ def test_a_privileged_port_is_reported_with_a_remedy(tmp_path):
 def test_a_self_signed_ca_as_the_upstreams_certificate_is_explained(tmp_path):
     ca = TestCa(tmp_path / "certificates")
     key = ca.write_key()
-    # Leveret's own listener stands in for the broker.
+    # Leveret's own listener acts as the broker.
     files = ["--amqps", "127.0.0.1:0", "--tls-cert", ca.file, "--tls-key", key]
     with leveret(tmp_path / "broker", *files) as broker:
         port = broker.child.wait_line(r"^amqps +listening on amqps://[^\s/]+:(\d+)").group(1)
@@ -105,7 +105,7 @@ def test_a_self_signed_ca_as_the_upstreams_certificate_is_explained(tmp_path):
 
 def test_a_login_refused_by_the_upstream_is_logged_as_its_refusal(tmp_path, targets):
     upstream = f"127.0.0.1:{targets.upstream.port}"
-    # A password of the URL is none of the clients', and newcomers write one there.
+    # The password in the URL is not used, although new users often put one there.
     with leveret(tmp_path, "--upstream", f"amqp://guest:guest@{upstream}") as pool:
         pool.child.wait_line(f"WARN.*ignoring user, password and vhost of the upstream URL: clients use their own.*{upstream}")
         with pytest.raises(pika.exceptions.ProbableAuthenticationError):
@@ -204,7 +204,7 @@ def test_equal_warnings_are_logged_once_and_counted(tmp_path):
                 )
         server.stop()
         log = server.child.output()
-    # The log's interval may end at any moment: then there is another line in full, and another number.
+    # The log's interval may end at any moment, which adds a full line and splits the count.
     lines = re.findall("WARN server::client: login refused", log)
     text = r'login refused peer=127.0.0.1 user="ann" why="no such user"'
     times = re.findall(f"WARN leveret::repeated: repeated (once|[0-9]+ times): {text}", log)

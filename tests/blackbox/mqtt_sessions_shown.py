@@ -1,5 +1,5 @@
-"""MQTT and STOMP sessions in front of RabbitMQ are shown: each client, what is shared and what that saves, sessions without a connection,
-groups and retained messages; and they can be closed."""
+"""MQTT and STOMP sessions in front of RabbitMQ in the API: each client, shared subscriptions and what they save, sessions
+without a connection, groups and retained messages; and sessions can be closed."""
 
 import re
 from contextlib import ExitStack, closing
@@ -21,7 +21,7 @@ from harness.stomp_client import StompWire
 ADMINISTRATIVE_ACTION = 0x98
 LOG = "leveret.mqtt.retained"
 V31 = paho.MQTTv31
-# As the management API of each release shows them; RabbitMQ 3.10 does not speak 5.0.
+# Connection names in each release's management API; RabbitMQ 3.10 does not support MQTT 5.0.
 NAMES = {
     "3.10": {V31: "MQTT 3.1.0", V311: "MQTT 3.1.1", V5: "MQTT 5-0"},
     "4": {V31: "MQTT 3-1", V311: "MQTT 3-1-1", V5: "MQTT 5-0"},
@@ -52,7 +52,7 @@ def pool(request, tmp_path_factory):
 
 
 def sessions(pool, *columns):
-    """The sessions by their names."""
+    """The sessions by name."""
     return {row["name"]: row for row in pool.ctl.json("list_sessions", "name", *columns)}
 
 
@@ -61,7 +61,7 @@ def values(row, *columns):
 
 
 def state_of(pool, client_id):
-    """The state of a session; `None` while it is not listed, as between its connection's end and its own being detached."""
+    """A session's state; `None` while it is not listed, as between the end of its connection and its detachment."""
     return sessions(pool, "state").get(client_id, {}).get("state")
 
 
@@ -92,7 +92,7 @@ def test_each_client_is_listed_with_its_protocol_and_its_session(pool):
         assert values(told["persistent"], *columns) == expected
         [stomp] = [row for name, row in told.items() if name not in ("live", "persistent")]
         assert values(stomp, *columns)[1:] == (None, "guest", "/", "STOMP 1.2", "connected", 20, False, 0, 1, 0, 1)
-        # The same clients are in RabbitMQ's list.
+        # The same clients are in the list of connections.
         columns = ("name", "protocol", "timeout", "client_properties", "session", "peer_port")
         listed = {row["name"]: row for row in pool.ctl.json("list_connections", *columns)}
         for name in ("live", "persistent"):
@@ -131,7 +131,7 @@ def test_a_client_is_closed_by_force_and_its_session_is_shown_until_it_ends(pool
     columns = ("connection", "user", "vhost", "persistent", "subscriptions")
     assert values(sessions(pool, *columns)[name], *columns) == (None, "guest", "/", True, 1)
     assert metric(pool.server, "leveret_mqtt_detached_sessions") >= 1
-    # One that comes back without it has ended it.
+    # A reconnect without a session ends it.
     with pool.client(name, version):
         wait_until(lambda: state_of(pool, name) == "connected")
     wait_until(lambda: name not in sessions(pool))
@@ -166,17 +166,17 @@ def test_multiplexed_queues_are_shown_with_bindings_and_savings(pool):
         bound = pool.rabbitmq.control("list_bindings", "destination_name", "routing_key").splitlines()
         assert {line.split("\t")[1] for line in bound if line.startswith(queue["name"])} - {queue["name"]} == set(keys)
         told = saved(pool)
-        # Each message crossed once.
+        # Each message was sent to the pool once.
         assert told["multiplexed_messages_received"] == before["multiplexed_messages_received"] + 2
         assert told["messages_saved"] == before["messages_saved"] + count - 1
-        # The queue of an earlier test stays for a moment.
+        # The queue of an earlier test is deleted with a delay.
         assert told["queues_saved"] == told["multiplexed_subscribers"] - told["multiplexed_queues"] > 0
         assert told["connections_saved"] == max(0, len(pool.ctl.json("list_clients", "name")) - told["upstream_connections"])
     assert pool.ctl.fails("list_multiplexed_bindings", "no-such-queue") == "no multiplexed queue 'no-such-queue'"
 
 
 def saved(pool):
-    """What `leases` tells of sharing."""
+    """The savings in `leases`."""
     return pool.ctl.json("leases")
 
 

@@ -1,5 +1,5 @@
-"""A disk with little space: the log never takes it all, publishers are told when they must wait, and once everything is
-consumed they go on."""
+"""With little disk space, the log never takes all of it, publishers are notified when they are blocked, and resume once
+everything is consumed."""
 
 import threading
 
@@ -19,7 +19,7 @@ BODY = b"x" * (256 << 10)
 
 @pytest.fixture
 def small(tmp_path):
-    """Makes small file systems."""
+    """Creates small file systems."""
     disks = []
 
     def make(mebibytes):
@@ -40,7 +40,7 @@ def start(tmp_path, disk, limit=LIMIT):
 
 
 class Publisher(threading.Thread):
-    """Publishes with confirms until the server says that it is blocked, and then on."""
+    """Publishes with confirms until the server blocks it, and resumes afterwards."""
 
     def __init__(self, server):
         super().__init__(daemon=True)
@@ -61,7 +61,7 @@ class Publisher(threading.Thread):
 
 
 def take(server, most=1 << 30):
-    """Consumes and acknowledges so many messages, or until the queue is empty; how many there were."""
+    """Consumes and acknowledges up to `most` messages, until the queue is empty; returns their number."""
     connection = connect(server)
     channel = connection.channel()
     count = 0
@@ -80,7 +80,7 @@ def wait_until_blocked(server):
 
 
 def stop(server, publisher):
-    """The publisher ends once it is not blocked any more."""
+    """Consumes until the publisher is unblocked and has ended."""
     publisher.may_stop.set()
 
     def has_ended():
@@ -90,7 +90,7 @@ def stop(server, publisher):
     wait_until(has_ended)
 
 
-# The segment in use and one put aside would take all of the first; of the second all above the limit.
+# The current and a spare segment would fill the first disk, and all space above the limit on the second.
 @pytest.mark.parametrize("mebibytes", [100, 130, 200])
 def test_fill_it_consume_everything_and_it_works_again(tmp_path, small, mebibytes):
     disk = small(mebibytes)
@@ -102,7 +102,7 @@ def test_fill_it_consume_everything_and_it_works_again(tmp_path, small, mebibyte
         for times in (1, 2, 3):
             wait_until_blocked(server)
             confirmed = publisher.confirmed
-            # The log goes no further than what was under way, much or little as the machine lets the server look.
+            # The log grows by no more than what was in flight, which depends on how soon the server took a sample.
             assert disk.free_bytes() > LIMIT // 2
             connect(server).channel().queue_declare(f"while-blocked-{times}", durable=True)
             taken += take(server, confirmed - taken)
@@ -112,7 +112,7 @@ def test_fill_it_consume_everything_and_it_works_again(tmp_path, small, mebibyte
         stop(server, publisher)
         assert publisher.told[:4] == ["low on disk", "unblocked"] * 2
         take(server)
-        # What is confirmed is on disk, and with it the acknowledgements before it.
+        # Once this is confirmed, it and the acknowledgements before it are on disk.
         with connect(server) as connection:
             channel = connection.channel()
             channel.queue_declare("after", durable=True)

@@ -1,4 +1,4 @@
-"""Each tag shows of virtual hosts that its user may not open, and of other users, the same as in RabbitMQ."""
+"""What each tag shows of inaccessible virtual hosts and of other users, as in RabbitMQ."""
 
 import contextlib
 
@@ -8,17 +8,17 @@ import pytest
 from harness.management import beside
 from harness.releases import RELEASES
 
-# Users with these tags may open v1, and none but guest may open v2.
+# Users with these tags may open v1; only guest may open v2.
 TAGS = ["management", "policymaker", "monitoring", "administrator"]
 USERS = ["guest", *(f"m_{tag}" for tag in TAGS)]
 VHOSTS = ["v1", "v2"]
 GRANT = {"configure": ".*", "write": ".*", "read": ".*"}
 LIMIT = {"pattern": "^q", "definition": {"max-length": 1000}}
-# Messages that are published to the queue of a virtual host, and stay in it.
+# Ready messages in each virtual host's queue.
 MESSAGES = {"v1": 2, "v2": 5}
 MESSAGE = {"properties": {}, "routing_key": "filled", "payload": "x", "payload_encoding": "string"}
 
-# Lists, and the members that tell their items apart.
+# Lists, and the members that identify their items.
 LISTS = {
     "vhosts": ["name", "messages"],
     "queues": ["vhost", "name"],
@@ -81,7 +81,7 @@ def define(management):
 
 
 def consumer(management, user, vhost):
-    """A connection with a channel that consumes."""
+    """A connection with a consumer."""
     login = pika.PlainCredentials(user, "guest" if user == "guest" else "x")
     connection = pika.BlockingConnection(
         pika.ConnectionParameters("127.0.0.1", management.server.port, vhost, login, heartbeat=0)
@@ -91,7 +91,7 @@ def consumer(management, user, vhost):
 
 
 def is_complete(item):
-    """Whether RabbitMQ has gathered the figures of an item, too."""
+    """Whether RabbitMQ has also collected the item's statistics."""
     return "user" in item or bool(item.get("channel_details"))
 
 
@@ -102,11 +102,11 @@ def at(item, place):
 
 
 def seen(management, path, tag):
-    """The items of a list, by the members that tell them apart; or the status of a refusal."""
+    """A list's items by their identifying members; or the status of a refusal."""
     status, _, items = management.ask("GET", path, user=f"m_{tag}:x")
     if status != 200:
         return status
-    # Whatever the virtual host "/" has at the start is the broker's own.
+    # The initial content of "/" is the broker's own.
     items = [item for item in items if item.get("vhost") != "/" or path in ("permissions", "users/m_management/permissions")]
     return sorted([at(item, place) for place in LISTS[path]] for item in items if item.get("name") != "/")
 
@@ -140,7 +140,7 @@ def test_the_overview_counts_the_same_for_each_tag_as_in_rabbitmq(both):
 def counted(management, tag):
     shown = management.get("overview", user=f"m_{tag}:x")
     if tag in ("monitoring", "administrator"):
-        # An exchange of RabbitMQ 4's own.
+        # One of RabbitMQ 4's own exchanges.
         exchanges = management.get("exchanges/%2F")
         shown["object_totals"]["exchanges"] -= sum(each["name"] == "amq.rabbitmq.log" for each in exchanges)
     return {

@@ -1,4 +1,5 @@
-"""How the dashboard looks and is reached: on a phone, by keyboard alone, in the dark, and with nothing from elsewhere."""
+"""The dashboard's layout and accessibility: on a phone, with the keyboard alone, in dark mode, and without foreign
+resources."""
 
 import itertools
 import os
@@ -73,7 +74,7 @@ def furnish(server):
 
 
 class traffic:
-    """Somebody publishes, more and less by turns, and somebody else consumes, for the length of a `with`."""
+    """Publishes at a varying rate and consumes, for the length of a `with`."""
 
     def __init__(self, server):
         self.parameters = pika.URLParameters(server.uri)
@@ -122,7 +123,7 @@ def test_nothing_comes_from_elsewhere_and_the_policy_is_kept(visit):
         assert visit.foreign_requests() == []
         assert visit.violations() == [], place
     assert visit.window.complaints() == []
-    # What the policy is for: markup of texts does not even become markup.
+    # The content security policy even prevents text from being parsed as markup.
     script = """
         try { document.getElementById("view").innerHTML = "<img src=x>"; return "made"; } catch (error) { return error.name; }
     """
@@ -150,7 +151,7 @@ def test_it_can_be_used_by_keyboard_alone(visit):
     visit.open(("queues",))
     window.press([*"guest", TAB, *"guest", ENTER])
     visit.settle()
-    # What is reached first leads past the menu, and is seen once it has the focus.
+    # The first focusable element is the skip link, which is visible while it has the focus.
     assert window.evaluate("return document.querySelector('a, button, input, select').id") == "skip"
     window.evaluate("document.getElementById('skip').focus()")
     assert window.evaluate("return document.getElementById('skip').getBoundingClientRect().top") >= 0
@@ -158,7 +159,7 @@ def test_it_can_be_used_by_keyboard_alone(visit):
     assert window.evaluate("return document.activeElement.tagName") == "H1"
     window.press([TAB, ENTER])
     visit.wait("document.querySelector('dialog[open]')")
-    # The focus is inside of the dialog; Escape closes it and gives it back.
+    # The focus is inside the dialog; Escape closes it and restores the focus.
     assert window.evaluate("return document.querySelector('dialog').contains(document.activeElement)")
     window.press([ESCAPE])
     visit.wait("!document.querySelector('dialog')")
@@ -169,7 +170,7 @@ def test_it_can_be_used_by_keyboard_alone(visit):
     window.press([*"typed", ENTER])
     visit.wait("document.querySelector('#view h1').textContent === 'Queue typed'")
     visit.settle()
-    # A heading that was gone to does not show a frame, everything that is reached by Tab does.
+    # A heading that was focused by script has no outline; everything reached by Tab has one.
     window.evaluate("document.getElementById('logout').focus()")
     for _ in range(30):
         window.press([TAB])
@@ -194,7 +195,7 @@ def test_every_field_and_picture_has_words(visit):
     for place in PLACES:
         visit.go(*place)
         assert visit.window.evaluate(wordless) == [], place
-        # The login's, which is hidden, and the view's.
+        # The heading of the hidden login form, and that of the view.
         assert visit.window.evaluate("return document.querySelectorAll('h1').length") == 2
     visit.go("policies")
     visit.press("Set a policy")
@@ -219,7 +220,7 @@ def test_figures_move_while_they_are_watched(visit):
     figures = "[...document.querySelectorAll('#view .card .figure')].slice(0, 3)"
     visit.wait(f"{figures}.every((each) => /^[1-9]/.test(each.textContent))")
     visit.wait("document.querySelector('#view .spark .line').getAttribute('d').includes('L')")
-    # What has the focus keeps it.
+    # A focused element keeps the focus.
     visit.window.evaluate("document.querySelector('#view a.tile').focus()")
     line = "document.querySelector('#view .spark .line').getAttribute('d')"
     before = visit.window.evaluate(f"return {line}")
@@ -242,7 +243,7 @@ def test_it_is_pictured(visit, server):
         visit.wait(is_there)
         if directory and not place:
             draw_lines(visit)
-        # The pointer rests where it logged in, which lights up what lies under it.
+        # The pointer still rests where the login button was, and would highlight what is below it.
         visit.window.evaluate("document.querySelector('svg.diagram')?.dispatchEvent(new Event('pointerleave'))")
         visit.window.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
         (diagram_is_seen if place else overview_is_seen)(visit)
@@ -250,13 +251,13 @@ def test_it_is_pictured(visit, server):
         picture = visit.window.screenshot()
         assert size_of(picture) == visit.window.evaluate("return [innerWidth, innerHeight]")
         if directory:
-            # What goes into the repository is small; elsewhere the fonts decide.
+            # The repository's pictures are small; elsewhere the fonts determine the size.
             assert len(picture) < 150_000
             (Path(directory) / name).write_bytes(picture)
 
 
 def overview_is_seen(visit):
-    """Each card has its title, figure and line, inside of the window."""
+    """Each card shows its title, value and sparkline inside the window."""
     cards = visit.window.evaluate("""
         return [...document.querySelectorAll("#view .card")].map((card) => {
             const { left, right, top, height } = card.querySelector(".spark").getBoundingClientRect();
@@ -270,7 +271,7 @@ def overview_is_seen(visit):
     """)
     assert [card["title"] for card in cards] == CARDS
     assert [card for card in cards if not card["inside"] or not card["figure"][0].isdigit()] == []
-    # A line of one point has no length, and no card is left with that.
+    # A sparkline with one point has no length; no card may be left with one.
     assert [card["title"] for card in cards if not card["length"] > 0] == []
     expected = {"Queues": len(ask(visit.server, "GET", "queues")), "Connections": 2, "Consumers": 4}
     tile = "[...document.querySelectorAll('#view .tile')].find((each) => each.querySelector('.what').textContent === args[0])"
@@ -279,7 +280,7 @@ def overview_is_seen(visit):
 
 
 def diagram_is_seen(visit):
-    """Everything that is bound is drawn, by its name, side by side, and joined by as many lines as there are bindings."""
+    """Every bound object is drawn with its name, without overlaps, and with one line for each binding."""
     seen = visit.window.evaluate("""
         const picture = document.querySelector("svg.diagram");
         const box = (element) => element.getBoundingClientRect().toJSON();
@@ -296,7 +297,7 @@ def diagram_is_seen(visit):
     assert names["exchange"] >= {"orders", "events", "audit"}
     assert names["queue"] == {queue["name"] for queue in ask(visit.server, "GET", "queues")} >= {"billing", "audit-log"}
     assert seen["lines"] >= len(BINDINGS)
-    # The picture lists routing keys, where there is one, with what flows there.
+    # The picture lists routing keys, and the rates where messages flow.
     for key in ("order.paid", "order.#", "login"):
         assert any(words.startswith(key) for words in seen["words"]), seen["words"]
     frame = seen["picture"]
@@ -310,7 +311,7 @@ def diagram_is_seen(visit):
 
 
 def draw_lines(visit):
-    """Looks at the server until the lines are as long as they get."""
+    """Refreshes until the sparklines have their full length."""
     script = """
         const line = document.querySelector("#view .spark .line");
         while (line.getAttribute("d").split("L").length < 58) {

@@ -1,4 +1,4 @@
-"""`leveret ctl` finds the server that is meant, and says what is wrong in words."""
+"""`leveret ctl` finds the intended server, and explains what is wrong otherwise."""
 
 import subprocess
 import sys
@@ -39,7 +39,7 @@ def test_the_server_is_found_by_its_variables_and_its_file(broker, tmp_path):
     assert code == 2 and "http: is off; --url tells where the server is" in error
 
 
-# A network of its own, where the usual ports are free: what runs in it does not meet what runs outside.
+# A network namespace where the usual ports are free.
 OWN_NETWORK = ["unshare", "--net", "--map-root-user", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
 
 ALONE = """
@@ -112,7 +112,7 @@ def test_a_server_at_a_usual_port_is_found_and_only_a_leveret_gets_a_password_at
         assert f"no server answers at {first}, and no Leveret at {second}; --url tells where it is" in error
     assert other[0] == "0" and f"{first} is not a Leveret" in other[2] and "15672" in other[3] and "15673" not in other[3]
     assert quiet[0] == "0" and quiet[2] == "''"
-    # The pool is asked although something else is at the port of a broker.
+    # The pool is found although another program listens on the broker's port.
     assert pool[0] == "0" and "127.0.0.1:1" in pool[1] and f"a Leveret answers at {second}" in pool[2] and pool[3] == "[]"
     assert "127.0.0.1:1" in quiet_pool[1] and quiet_pool[2] == "''"
     assert broker[:3] == ["0", broker[1], "''"] and "/" in broker[1]
@@ -157,7 +157,7 @@ def test_a_password_among_the_arguments_is_refused_with_where_to_put_it_and_not_
 def test_an_unknown_column_is_an_error(broker):
     ctl = Ctl(broker.http)
     assert ctl.fails("list_queues", "nmae", code=2) == "unknown column 'nmae'; did you mean 'name'?"
-    # A script that asks for a column of another release does not fail because there is no queue: rows may have had it.
+    # A script that asks for another release's column must not fail on an empty list: its rows might have that column.
     assert ctl.rows("list_queues", "name", "segments", "messages_ready_details.rate") == []
     with Wire(broker.port).handshake() as client:
         client.open_channel()

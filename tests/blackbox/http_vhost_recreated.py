@@ -1,4 +1,4 @@
-"""A virtual host that is deleted and made again has nothing of its predecessor, before and after a restart."""
+"""A virtual host that is deleted and recreated contains nothing of the old one, before and after a restart."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def made(ours):
 
 
 def client(ours, present):
-    """One with a session that outlives its connection."""
+    """A client with a persistent session."""
     wire = MqttWire(listening(ours.server, "mqtt", "mqtt"))
     wire.connect("stays", clean=False, user=f"{VHOST}:guest")
     assert wire.packet() == (CONNACK, bytes([present, 0]))
@@ -22,7 +22,7 @@ def client(ours, present):
 
 
 def retained(wire):
-    """What is retained, as far as the client hears of it before a message that is not."""
+    """The retained messages that the client receives before a normal message."""
     wire.subscribe("#", 1)
     assert wire.packet()[0] == SUBACK
     found = []

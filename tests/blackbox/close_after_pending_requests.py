@@ -1,5 +1,5 @@
-"""What a client has asked for before it closes is done when the close is answered, also if it asked for no answer, or did not wait for
-it: the next client may rely on it."""
+"""A client's requests before its close are completed when close-ok arrives, even with nowait or unread answers: the next
+client may rely on them."""
 
 import pytest
 from harness.amqp import connect

@@ -1,4 +1,4 @@
-"""A listener has as many addresses as it is given, and `localhost` is both of this machine's own."""
+"""A listener can have several addresses, and `localhost` means both loopback addresses."""
 
 import socket
 import urllib.request
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(not has_ipv6(), reason="this machine has no ::1"
 
 
 def port_of(child, name, host):
-    """The port that was announced for this host."""
+    """The announced port of this host."""
     host = rf"\[{host}\]" if ":" in host else host
     return int(child.wait_line(rf"^{name} +listening on \w+://{host}:(\d+)").group(1))
 

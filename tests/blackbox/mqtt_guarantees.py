@@ -1,4 +1,5 @@
-"""What MQTT clients rely on: bursts are taken, what comes again says so, topics stay what they are, browsers find the server."""
+"""Guarantees to MQTT clients: bursts are accepted, redeliveries are marked, topics are preserved, browsers find the
+listener."""
 
 import struct
 import subprocess
@@ -15,7 +16,7 @@ from harness.patience import PATIENCE
 from harness.websocket import BINARY, CLOSE, FIN, PeerClosed, WebSocketWire, framed
 
 BURST = 5000
-# More than one turn of its connection takes, and no more than is read at once.
+# More than a connection handles in one turn, but no more than is read at once.
 BEFORE_CLOSE = 3000
 WITH_WILL = 0x04
 DISCONNECT = 14
@@ -44,7 +45,7 @@ def test_a_burst_of_mqttjs_is_taken(broker):
 
 def test_the_window_is_as_large_as_can_be(broker):
     with MqttClient(broker.mqtt, "window", V5) as client:
-        # Left out, it would be the same.
+        # If omitted, it would have the same value.
         assert getattr(client.properties, "ReceiveMaximum", 65_535) == 65_535
 
 
@@ -123,7 +124,7 @@ def test_a_full_queue_leaves_a_client_of_3_1_1_connected_and_its_message_unanswe
         assert writer.packet()[0] == CONNACK
         for number, to in enumerate([topic, topic, "other"], 1):
             writer.publish(to, b"x", qos, number)
-        # Answers come in the order of the messages.
+        # Answers are in the order of the messages.
         assert [writer.expect(answer) for _ in range(2)] == [1, 3]
         channel.queue_purge(name)
         writer.publish(topic, b"y", qos, 2, dup=True)
@@ -142,7 +143,7 @@ def test_messages_resent_after_a_restart_have_the_dup_flag(tmp_path, targets, ve
             reader.subscribe("t", 1)
             writer.publish("t", b"1")
             assert not reader.message().dup
-            # Its confirm is written behind the note that the first was sent.
+            # Its confirm is written after the record that the first was sent.
             writer.publish("t", b"2")
             assert not reader.message().dup
             writer.publish("other", b"3")
@@ -174,7 +175,7 @@ def test_the_queue_of_a_session_expires_with_it(tmp_path, targets, kind):
             client.subscribe("t", 1)
         with broker.channel() as channel:
             name, arguments = "mqtt-subscription-awayqos1", {"x-expires": 86_400_000}
-            # Another value would be 406.
+            # Any other value would cause 406.
             assert channel.queue_declare(name, durable=True, arguments=arguments).method.queue == name
     finally:
         broker.stop()

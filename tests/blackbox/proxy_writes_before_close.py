@@ -1,4 +1,4 @@
-"""What a client wrote that has been told close-ok is not lost with the link to the broker (P11)."""
+"""What a client wrote before close-ok survives the loss of the upstream connection (P11)."""
 
 import pika
 import pytest
@@ -21,7 +21,7 @@ def publish(server, body, confirms):
     connection = pika.BlockingConnection(pika.URLParameters(server.uri))
     channel = connection.channel()
     if confirms:
-        # pika waits for each confirm; a client in a hurry does not.
+        # pika waits for each confirm; this test does not.
         channel._impl.confirm_delivery(ack_nack_callback=lambda *_: None, callback=lambda *_: None)
     channel.basic_publish("", QUEUE, body)
     connection.close()
@@ -56,7 +56,7 @@ def test_messages_of_clients_that_have_closed_arrive_although_their_packets_did_
         link.cut()
         found = []
         wait_until(lambda: found.extend(bodies(broker)) or set(found) >= set(expected))
-        # What another connection that was cut had taken over is sent a third time.
+        # Messages that another lost connection had taken over are sent a third time.
         assert metric(server, "leveret_upstream_departed_resent_messages_total") >= CLIENTS
         assert metric(server, "leveret_upstream_departed_lost_messages_total") == 0
         wait_until(lambda: metric(server, "leveret_upstream_departed_bytes") == 0)
@@ -64,7 +64,7 @@ def test_messages_of_clients_that_have_closed_arrive_although_their_packets_did_
 
 
 def test_a_proof_changes_nothing_for_a_client_that_publishes_for_long(tmp_path, broker):
-    """Proofs are answered by RabbitMQ as the pool expects, beside the client's own methods, with limits as they were."""
+    """RabbitMQ answers the pool's proofs beside the client's own methods, and the limits are unaffected."""
     with leveret(tmp_path, "--upstream", broker.uri.replace("guest:guest@", "")) as server:
         with pika.BlockingConnection(pika.URLParameters(server.uri)) as client:
             channel = client.channel()
@@ -85,7 +85,7 @@ def test_a_proof_changes_nothing_for_a_client_that_publishes_for_long(tmp_path, 
             acknowledged = 7
             while len(taken) < 300:
                 client.process_data_events(0.05)
-                # A tag that is acknowledged twice is an error.
+                # Acknowledging a delivery tag twice is an error.
                 if taken[-1][0] > acknowledged:
                     acknowledged = taken[-1][0]
                     channel.basic_ack(acknowledged, multiple=True)

@@ -1,4 +1,4 @@
-"""The harness runs rabbitmqctl's code in an Erlang machine that stays; what it prints and refuses is what the tool itself does."""
+"""The harness runs rabbitmqctl's code in a long-lived Erlang VM; its output and errors are those of the tool itself."""
 
 import pytest
 

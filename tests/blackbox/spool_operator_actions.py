@@ -1,4 +1,4 @@
-"""Operators pause the spool, resume it and empty it, and see its age and rates."""
+"""Operators pause, resume and drain the spool, purge its messages, and see its age and rates."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -68,7 +68,7 @@ def test_a_drained_spool_is_empty_before_publishes_go_directly(server, direct, c
     assert waiting(server) == 500
     ctl("spool", "drain")
     channel.basic_publish("", QUEUE, "direct")
-    # Confirmed by the broker itself, behind everything that was spooled.
+    # Confirmed by the broker itself, after everything that was spooled.
     assert (waiting(server), count(direct, QUEUE)) == (0, 501)
     found = [take(direct, QUEUE) for _ in range(501)]
     assert found == [*((f"{number}", True) for number in range(500)), ("direct", False)]
@@ -100,7 +100,7 @@ def test_messages_of_a_user_without_a_rule_wait_for_the_users_next_login(tmp_pat
 
 
 def test_publishers_are_blocked_with_the_reason_while_a_spool_is_drained(tmp_path, broker, direct):
-    """The destination is full, so that the spool stays as it is."""
+    """The destination is full, so the spool does not change."""
     direct.queue_declare("stuck", arguments={"x-max-length": 0, "x-overflow": "reject-publish"})
     with spooling(tmp_path, f"amqp://127.0.0.1:{broker.port}") as server:
         with pika.BlockingConnection(pika.URLParameters(server.uri)) as connection:
@@ -118,7 +118,7 @@ def test_publishers_are_blocked_with_the_reason_while_a_spool_is_drained(tmp_pat
             assert reasons == ["spool is being drained"]
             assert metric(server, "leveret_spool_blocked_connections") == 1
             direct.queue_delete("stuck")
-            # Unroutable messages are confirmed.
+            # Unroutable messages are confirmed, too.
             wait_until(lambda: connection.process_data_events(0) or count(direct, QUEUE) == 1)
         server.stop()
 
@@ -146,7 +146,7 @@ def test_deferred_messages_can_be_purged_so_that_a_drain_ends(server, direct, ch
 
 @pytest.mark.parametrize("what", ["waiting", "parked"])
 def test_messages_of_an_answered_purge_stay_gone_after_a_kill(tmp_path, broker, direct, what):
-    """While the disk takes nothing there is no answer: after a kill the messages would be there."""
+    """While the disk cannot write there is no answer: after a kill the messages would reappear."""
     direct.queue_declare("stuck", arguments={"x-max-length": 0, "x-overflow": "reject-publish"})
     exchange, key, command = {
         "waiting": ("", "stuck", ["purge", "--waiting", "--yes", "--of-user", "guest"]),

@@ -1,4 +1,4 @@
-"""The dashboard before ten thousand queues: a page of them at a time, found and sorted by the server."""
+"""The dashboard with ten thousand queues: paged, filtered and sorted by the server."""
 
 import pika
 import pytest
@@ -26,7 +26,7 @@ def visit(window, server):
 def declare(server):
     connection = pika.BlockingConnection(pika.URLParameters(server.uri))
     channel = connection.channel()
-    # Without waiting for each: what comes last tells that all are there.
+    # Not awaited one by one: the last one's answer means that all exist.
     for number in range(QUEUES - 1):
         declaration = pika.spec.Queue.Declare(queue=f"queue-{number:05}", nowait=True)
         channel._impl._send_method(declaration)
@@ -55,7 +55,7 @@ def test_there_is_one_page_of_rows_whichever_is_shown(visit):
     await_first(visit, "queue-09950")
     assert len(names(visit)) == PAGE
     assert visit.window.evaluate("return document.querySelectorAll('*').length") < 2_500
-    # A button with nothing behind it does nothing, and a reload leads to the same page.
+    # A disabled button does nothing, and a reload shows the same page of the list.
     visit.press("Next ›")
     visit.window.reload()
     visit.settle()
