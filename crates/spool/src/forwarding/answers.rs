@@ -120,8 +120,8 @@ impl<T> Forwarding<T> {
         self.answered(destination, now);
     }
 
-    /// Handles a broker that has stopped reading the connection; call it before [`Self::lost`]. A broker stops because of a
-    /// queue that takes messages and confirms none, such as a quorum queue without a majority. From now on only one message of its
+    /// Handles a broker that has stopped reading the connection; call it before [`Self::lost`]. It stops because of a queue
+    /// that takes messages and confirms none, such as a quorum queue without a majority. From now on only one message of its
     /// destination is in flight until the broker answers: RabbitMQ reads on until 32 are. If the connection `is_isolated`,
     /// the destination is one of those in flight; otherwise it may be another client's.
     ///
