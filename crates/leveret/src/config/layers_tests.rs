@@ -286,7 +286,7 @@ fn a_reload_applies_live_settings_and_reports_the_others() {
         (&of("max_connections")["value"], &of("max_connections")["origin"]),
         (&"65536".into(), &"default".into())
     );
-    assert_eq!((&of("log")["value"], &of("log")["live"]), (&"\"debug\"".into(), &true.into()));
+    assert_eq!((&of("log")["value"], &of("log")["live"]), (&"debug".into(), &true.into()));
     assert_eq!((&of("heartbeat")["value"], &of("heartbeat")["live"]), (&"10".into(), &false.into()));
     assert_eq!(effective.take_live(&wanted).len(), 1, "what waits for a start is told each time");
 }

@@ -359,7 +359,19 @@ fn a_file_that_cannot_be_used_is_named_with_the_reason() {
     assert!(reason.ends_with("holds no certificate in PEM form"), "{reason}");
     let (file, reason) = fault(&good.certificate, &good.certificate);
     assert_eq!(file, TlsFile::Key);
-    assert!(reason.ends_with("holds no private key in PEM form that is not encrypted"), "{reason}");
+    assert!(reason.ends_with("holds no private key in PEM form"), "{reason}");
+    let encrypted = [
+        "-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n",
+        "-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-256-CBC,00\n\nAAAA\n\
+         -----END RSA PRIVATE KEY-----\n",
+    ];
+    for (number, text) in encrypted.into_iter().enumerate() {
+        let key = ca.path(&format!("encrypted-{number}"));
+        fs::write(&key, text).unwrap();
+        let (file, reason) = fault(&good.certificate, &key);
+        assert_eq!(file, TlsFile::Key);
+        assert!(reason.ends_with("is encrypted; decrypt it with openssl pkey"), "{reason}");
+    }
 }
 
 /// Turns are the whole process's: other tests wait meanwhile.
