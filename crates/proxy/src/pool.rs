@@ -699,7 +699,8 @@ impl Pool {
                     if is_new {
                         endpoints::log_failure(&endpoint, &error);
                     } else {
-                        tracing::warn!(%endpoint, %error, "upstream connection failed");
+                        let error = error.cause(&endpoint);
+                        tracing::warn!(address = %endpoint, error, "upstream connection failed");
                     }
                     refusal = error;
                 }
