@@ -1,5 +1,8 @@
 """The log says why a login was refused; the client learns no more than with RabbitMQ."""
 
+import urllib.error
+import urllib.request
+
 import pika
 import pika.exceptions
 import pytest
@@ -8,6 +11,7 @@ from harness.ctl import Ctl
 from harness.definitions import permission, user
 from harness.instances import leveret
 from harness.management import Management
+from harness.patience import PATIENCE
 from harness.stomp_client import StompWire
 from harness.wire import Closed, Wire
 

@@ -314,7 +314,7 @@ fn warn_of_ignored(effective: &Effective) {
         tracing::warn!("{ignored}");
     }
     for upstream in effective.config.upstream.iter().filter(|upstream| upstream.has_unused_parts) {
-        tracing::warn!(%upstream, "ignoring user, password and vhost of the upstream URL: clients use their own");
+        tracing::warn!(address = %upstream, "ignoring user, password and vhost of the upstream URL: clients use their own");
     }
 }
 
