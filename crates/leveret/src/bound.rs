@@ -19,7 +19,7 @@ pub(crate) struct BoundListeners {
 }
 
 impl BoundListeners {
-    /// Binds all of them and then announces them, before any client is served, so that a start either serves all of them or fails.
+    /// Binds all of them and then announces them, before any client is served: a start either serves all of them or fails.
     /// Sockets that were `inherited` are used, and closed if no listener has their address.
     ///
     /// # Errors

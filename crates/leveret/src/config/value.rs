@@ -309,8 +309,8 @@ impl Value for WorkerThreads {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LogFilter(pub(crate) String);
 
-/// The target of a directive that is surely a mistyped crate of this program, and the crate that was meant. Other targets may be
-/// libraries.
+/// The target of a directive that is surely a mistyped crate of this program, and the crate that was meant. Other targets may
+/// be libraries.
 fn mistyped_target(directive: &str) -> Option<(&str, &'static str)> {
     let target = directive.split_once('=')?.0.split([':', '[']).next()?.trim();
     let meant = nearest(target, LOG_TARGETS).filter(|meant| *meant != target)?;

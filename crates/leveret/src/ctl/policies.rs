@@ -43,7 +43,7 @@ pub(super) struct Policy {
     definition: String,
 }
 
-/// What RabbitMQ 4 takes; 3.10 lacks those of one type of queue.
+/// The values that RabbitMQ 4 takes. 3.10 lacks those of one type of queue.
 const SCOPES: [&str; 6] = ["all", "queues", "classic_queues", "quorum_queues", "streams", "exchanges"];
 
 #[derive(Debug, Args)]

@@ -67,7 +67,7 @@ const SESSION: [&str; 7] = ["name", "user", "vhost", "protocol", "state", "persi
 const GROUP: [&str; 5] = ["name", "vhost", "filter", "members", "messages_delivered"];
 const RETAINED: [&str; 5] = ["vhost", "queue", "state", "topics", "bytes"];
 
-/// What only a pool has, although a broker answers with an empty list.
+/// The name of something that only a pool has, although a broker answers with an empty list.
 fn of_pools(command: &PoolCommand) -> Option<&'static str> {
     Some(match command {
         PoolCommand::ListUpstreams(_) => "upstreams",
