@@ -150,7 +150,7 @@ def test_messages_of_an_answered_purge_stay_gone_after_a_kill(tmp_path, broker, 
     direct.queue_declare("stuck", arguments={"x-max-length": 0, "x-overflow": "reject-publish"})
     exchange, key, command = {
         "waiting": ("", "stuck", ["purge", "--waiting", "--yes", "--of-user", "guest"]),
-        "parked": ("no-such-exchange", "key", ["purge"]),
+        "parked": ("no-such-exchange", "key", ["purge", "--yes"]),
     }[what]
     disk = FailingDisk.without_room(tmp_path / "failing")
     upstream, flags = f"amqp://127.0.0.1:{broker.port}", ["--disk-free-limit", "0"]

@@ -212,7 +212,7 @@ def test_a_pool_that_may_be_its_own_upstream_starts_and_says_so(tmp_path):
         own = probe.getsockname()[0]
     [port] = free_ports(1)
     with leveret(tmp_path, "--upstream", f"amqp://{own}:{port}", amqp=f"0.0.0.0:{port}") as pool:
-        pool.child.wait_line(f"WARN.*the upstream may be this server's own amqp.*upstream=amqp://{own}:{port}")
+        pool.child.wait_line(f"WARN.*the upstream may be this server's own amqp.*address=amqp://{own}:{port}")
         pool.stop()
 
 

@@ -253,7 +253,10 @@ fn every_mistake_is_one_line_naming_the_key() {
             "FILE:1: heartbeat: takes a string or a number, not a value of type table",
         ),
         (Given::file("log = 'info'\namqq = 'off'"), "FILE:2: amqq: unknown key; did you mean amqp?"),
-        (Given::file("[limits]\nheartbeat = 1"), "FILE:1: limits: unknown key"),
+        (
+            Given::file("[limits]\nheartbeat = 1"),
+            "FILE:1: limits: unknown section; settings are given without a section",
+        ),
         (Given::file("frame-max = 4096"), "FILE:1: frame-max: unknown key; did you mean frame_max?"),
         (Given::file("config = 'other.toml'"), "FILE:1: config: unknown key"),
     ] {
