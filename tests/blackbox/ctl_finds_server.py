@@ -113,7 +113,7 @@ def test_a_server_at_a_usual_port_is_found_and_only_a_leveret_gets_a_password_at
     assert other[0] == "0" and f"{first} is not a Leveret" in other[2] and "15672" in other[3] and "15673" not in other[3]
     assert quiet[0] == "0" and quiet[2] == "''"
     # The pool is found although another program listens on the broker's port.
-    assert pool[0] == "0" and "127.0.0.1:1" in pool[1] and f"a Leveret answers at {second}" in pool[2] and pool[3] == "[]"
+    assert pool[0] == "0" and "127.0.0.1:1" in pool[1] and f"using the Leveret at {second}" in pool[2] and pool[3] == "[]"
     assert "127.0.0.1:1" in quiet_pool[1] and quiet_pool[2] == "''"
     assert broker[:3] == ["0", broker[1], "''"] and "/" in broker[1]
     assert unreadable[:2] == broker[:2] and "LEVERET_CONFIG: cannot read /nowhere/leveret.toml" in unreadable[2]
@@ -144,7 +144,8 @@ def test_a_missing_queue_vhost_or_user_is_named_in_the_error(broker):
     assert ctl.fails("delete_queue", "x", "--vhost", "nowhere").startswith("no queue 'x' in vhost 'nowhere'")
     assert ctl.fails("list_queues", "--vhost", "nowhere") == "no vhost 'nowhere'"
     assert ctl.fails("delete_user", "ann") == "no user 'ann'"
-    assert ctl.fails("leases").startswith("this is a broker: only a pool")
+    for command, what in (("leases", "leases"), ("list_upstreams", "upstreams"), ("list_sessions", "sessions"), ("spool list", "spool")):
+        assert ctl.fails(*command.split()) == f"{what}: only for a pool; this server is a broker"
 
 
 @pytest.mark.parametrize("command", [["add_user", "ann"], ["change_password", "guest"], ["authenticate_user", "guest"]], ids=" ".join)

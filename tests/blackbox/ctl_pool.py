@@ -37,7 +37,9 @@ def test_clients_upstreams_and_leases_are_shown(pool):
 def test_limits_and_settings_in_effect_are_shown(tmp_path):
     with leveret(tmp_path, "--max-connections", "77", env={"LEVERET_HEARTBEAT": "17"}) as server:
         ctl = Ctl(server.http)
-        assert json.loads(dict(line.split("\t") for line in ctl("--quiet", "limits").splitlines())["connections"])["total"] == 77
+        limits = {limit: rest for limit, *rest in (line.split("\t") for line in ctl("--quiet", "limits").splitlines())}
+        assert limits["connections"] == ["0", "77", "0"] and limits["channels_per_user"][1] == "unlimited"
+        assert ctl.json("limits")["connections"]["total"] == 77
         settings = {key: (value, origin, live) for key, value, origin, live in ctl.rows("environment")}
         assert settings["max_connections"] == ("77", "--max-connections", "true")
         assert settings["heartbeat"] == ("17", "LEVERET_HEARTBEAT", "false")
@@ -59,5 +61,5 @@ def test_only_an_administrator_drains_a_broker_and_sees_its_settings(tmp_path):
         ann = ctl.as_user("ann", "x")
         ann("authenticate_user")
         for command in ("drain", "environment"):
-            assert ann.fails(command) == "user 'ann' is refused: Not administrator user"
+            assert ann.fails(command) == f"{server.http}: user 'ann' is refused: Not administrator user"
         server.stop()

@@ -28,9 +28,14 @@ def test_a_password_in_the_url_is_refused_and_not_repeated():
     assert (code, out) == (2, "") and "hunter2" not in error and len(error.splitlines()) == 1
 
 
+def test_a_port_that_speaks_no_http_is_reported_as_such(server):
+    error = Ctl(f"http://127.0.0.1:{server.port}").fails("status")
+    assert error.endswith("the server does not speak HTTP: is this its HTTP port (15672)?"), error
+
+
 def test_a_wrong_password_is_reported_without_being_shown(server):
     error = Ctl(server.http, password="hunter2").fails("status")
-    assert error.startswith("user 'guest' is refused") and "hunter2" not in error
+    assert "user 'guest' is refused" in error and "hunter2" not in error
 
 
 def test_a_password_comes_from_a_file(server, tmp_path):

@@ -251,7 +251,7 @@ def test_the_spool_is_shown_paused_and_its_parked_messages_dropped(tmp_path, tar
         window.become_phone()
         assert visit.overflow() == 0
         window.become_desktop()
-        ctl("spool", "purge")
+        ctl("spool", "purge", "--yes")
         ctl("spool", "resume")
         visit.wait("[...document.querySelectorAll('#view table')].filter((each) => each.checkVisibility()).length === 1")
         visit.wait("document.querySelector('#view tbody')?.textContent.includes('running')")

@@ -165,7 +165,7 @@ def test_poison_is_parked_and_concerns_nobody_else(tmp_path, broker, link, poiso
             assert ctl("spool", "requeue").startswith("10 parked messages are forwarded again")
             if user_id:
                 wait_until(lambda: parked() == 10)
-                assert ctl("spool", "purge") == "10 parked messages are dropped\n"
+                assert ctl("spool", "purge", "--yes") == "10 parked messages are dropped\n"
                 assert not set(arrived(broker)) & set(range(10, 20))
             else:
                 assert collect_with(broker, range(10, 20)) == list(range(10, 20))
@@ -214,7 +214,7 @@ def test_a_disk_without_room_confirms_nothing_and_loses_nothing(tmp_path, broker
             assert collect(broker, 10) == list(range(10))
             # Their confirms have arrived and are on disk once this is answered: the next write is a publish's.
             wait_until(lambda: waiting(server) == 0)
-            Ctl(server.http)("spool", "purge")
+            Ctl(server.http)("spool", "purge", "--yes")
             cut(link, True)
             disk.fail()
             application.send(QUEUE, range(10, 60))

@@ -233,7 +233,7 @@ def test_parked_messages_are_listed_forwarded_again_and_dropped(tmp_path, broker
             assert metric(server, "leveret_spool_parked_messages") == 0
             publish(confirming(client), ["three"], exchange="never")
             wait_until(lambda: metric(server, "leveret_spool_parked_messages") == 1)
-            assert ctl("spool", "purge") == "1 parked messages are dropped\n"
+            assert ctl("spool", "purge", "--yes") == "1 parked messages are dropped\n"
             assert ctl.json("spool", "parked", "exchange") == []
         with pika.BlockingConnection(pika.URLParameters(broker.uri)) as direct:
             direct.channel().exchange_delete("late")

@@ -130,7 +130,7 @@ def test_deferred_messages_can_be_purged_so_that_a_drain_ends(server, direct, ch
         channel.basic_publish("", "stuck", "never")
     wait_until(lambda: metric(server, "leveret_spool_deferred_messages") == 3)
     assert "3 messages of user 'guest' in virtual host '/' are left: 3 messages wait for their destination" in ctl("spool", "drain")
-    assert "3 messages would be dropped" in ctl.fails("spool", "purge", "--waiting", "--of-user", "guest", code=2)
+    assert "would drop 3 messages" in ctl.fails("spool", "purge", "--waiting", "--of-user", "guest", code=2)
     assert ctl.raw("spool", "purge", "--waiting")[0] == 2, "whose messages is not said"
     api = Management(server, server.http)
     for query in ["waiting?user=guest&vhots=other", "waiting?user=", "parked?usr=nobody"]:
@@ -150,7 +150,7 @@ def test_messages_of_an_answered_purge_stay_gone_after_a_kill(tmp_path, broker, 
     direct.queue_declare("stuck", arguments={"x-max-length": 0, "x-overflow": "reject-publish"})
     exchange, key, command = {
         "waiting": ("", "stuck", ["purge", "--waiting", "--yes", "--of-user", "guest"]),
-        "parked": ("no-such-exchange", "key", ["purge"]),
+        "parked": ("no-such-exchange", "key", ["purge", "--yes"]),
     }[what]
     disk = FailingDisk.without_room(tmp_path / "failing")
     upstream, flags = f"amqp://127.0.0.1:{broker.port}", ["--disk-free-limit", "0"]

@@ -63,6 +63,27 @@ def test_a_port_in_use_is_reported_with_a_remedy(tmp_path):
     assert "another process has it (`ss -ltnp` shows which)" in error and f"--upstream amqp://{address}" in error
 
 
+def test_a_start_that_fails_announces_no_address(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        arguments = ("--amqp", "127.0.0.1:0", *OTHERS[2:], "--ws", f"127.0.0.1:{taken.getsockname()[1]}")
+        code, out, error = run("serve", *arguments, "--data-dir", "off")
+    assert (code, out) == (1, "") and "leveret: ws: " in error
+
+
+def test_the_check_of_a_configuration_names_the_file_or_directory_that_cannot_be_used(tmp_path):
+    (tmp_path / "file").write_text("")
+    missing = tmp_path / "missing"
+    for flag, path, key in [
+        ("--webroot", missing, "webroot"),
+        ("--access-log", missing / "log", "access_log"),
+        ("--data-dir", tmp_path / "file", "data_dir"),
+        ("--data-dir", tmp_path / "file" / "below", "data_dir"),
+    ]:
+        code, _, error = run("config", "check", flag, path)
+        assert code == 2 and error.startswith(f"leveret: {key}: {path}: "), error
+    assert run("config", "check", "--data-dir", missing)[0] == 0 and not missing.exists()
+
+
 def test_an_unusable_data_directory_is_reported_with_a_remedy(tmp_path):
     (tmp_path / "file").write_text("")
     with leveret(tmp_path / "first", "--data-dir", tmp_path / "data") as server:
@@ -110,7 +131,7 @@ def test_a_login_refused_by_the_upstream_is_logged_as_its_refusal(tmp_path, targ
         pool.child.wait_line(f"WARN.*ignoring user, password and vhost of the upstream URL: clients use their own.*{upstream}")
         with pytest.raises(pika.exceptions.ProbableAuthenticationError):
             pika.BlockingConnection(pika.URLParameters(pool.uri.replace("guest:guest", "guest:mistaken")))
-        pool.child.wait_line("WARN.*login refused.*user=.?guest.*why=.refused by the upstream")
+        pool.child.wait_line("WARN.*login refused.*user=.?guest.*error=.refused by the upstream")
         assert "mistaken" not in pool.child.output()
 
 
@@ -122,6 +143,7 @@ def test_a_wrong_upstream_protocol_or_ca_is_reported_with_a_remedy(tmp_path):
         for number, (url, more, cause, advice) in enumerate([
             (f"amqp://localhost:{secured}", [], "it speaks TLS: its address begins with amqps://", "is --upstream its AMQP port"),
             (f"amqps://localhost:{broker.port}", [], "the server does not speak TLS: is this its TLS port", "its port for TLS"),
+            (broker.http.replace("http://", "amqp://"), [], "the server speaks HTTP: give its AMQP port", "is --upstream its AMQP port"),
             (f"amqps://localhost:{secured}", [], "was not issued by a trusted CA", "does --upstream-ca name the CA of"),
             (f"amqps://localhost:{secured}", ["--upstream-ca", ca.file], None, None),
         ]):
@@ -148,7 +170,7 @@ def test_the_mode_and_the_data_directory_are_logged_at_the_start(tmp_path, targe
 def test_every_place_tells_the_same_of_a_dead_upstream(tmp_path):
     [nobody] = free_ports(1)
     with leveret(tmp_path, "--upstream", f"amqp://127.0.0.1:{nobody}", "--upstream", "amqp://no-such-host.invalid") as pool:
-        pool.child.wait_line(f"WARN.*upstream connection failed endpoint=127.0.0.1:{nobody}")
+        pool.child.wait_line(f"WARN.*upstream connection failed address=127.0.0.1:{nobody}")
         pool.child.wait_line("WARN.*no upstream reachable: closing clients until one is")
         wait_for_status(pool.http + "/readyz", 503)
         ctl = Ctl(pool.http)
@@ -190,7 +212,7 @@ def test_a_pool_that_may_be_its_own_upstream_starts_and_says_so(tmp_path):
         own = probe.getsockname()[0]
     [port] = free_ports(1)
     with leveret(tmp_path, "--upstream", f"amqp://{own}:{port}", amqp=f"0.0.0.0:{port}") as pool:
-        pool.child.wait_line(f"WARN.*the upstream may be this server's own amqp.*upstream=amqp://{own}:{port}")
+        pool.child.wait_line(f"WARN.*the upstream may be this server's own amqp.*address=amqp://{own}:{port}")
         pool.stop()
 
 
@@ -206,7 +228,7 @@ def test_equal_warnings_are_logged_once_and_counted(tmp_path):
         log = server.child.output()
     # The log's interval may end at any moment, which adds a full line and splits the count.
     lines = re.findall("WARN server::client: login refused", log)
-    text = r'login refused peer=127.0.0.1 user="ann" why="no such user"'
+    text = r'login refused peer=127.0.0.1 user="ann" error="no such user"'
     times = re.findall(f"WARN leveret::repeated: repeated (once|[0-9]+ times): {text}", log)
     assert len(lines) + sum(1 if number == "once" else int(number.split()[0]) for number in times) == refused
     assert times and len(lines) < refused

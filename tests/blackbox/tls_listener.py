@@ -267,7 +267,7 @@ def test_a_required_certificate_has_to_be_shown_and_good(tmp_path, ca):
 
 MISTAKES = {
     "no certificate": (["--amqps", "127.0.0.1:0"], "amqps: needs tls_cert and tls_key"),
-    "no key": (["--tls-cert", "{server}"], "tls_key: as many certificates as keys"),
+    "no key": (["--tls-cert", "{server}"], "tls_key: one tls_key is needed for each tls_cert"),
     "a missing file": (["--tls-cert", "missing.pem", "--tls-key", "{key}"], "tls_cert: missing.pem: cannot be read"),
     "another key": (["--tls-cert", "{server}", "--tls-key", "{other}"], "is not the key of the certificate"),
     "no CA": (["--tls-verify-client", "required"], "tls-verify-client: needs tls_client_ca"),

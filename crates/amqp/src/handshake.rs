@@ -17,6 +17,8 @@ mod server;
 #[cfg(test)]
 mod tests;
 
+use crate::FieldTable;
+
 pub use capabilities::Capabilities;
 pub use client::{ClientEvent, ClientFailure, ClientHandshake, ClientOffer, Opened, ServerClose};
 pub use negotiate::Negotiated;
@@ -28,3 +30,13 @@ pub const HANDSHAKE_FRAME_MAX: u32 = 8192;
 
 /// The only locale that RabbitMQ offers, and that clients ask for.
 pub const LOCALE: &str = "en_US";
+
+/// The product and the version of a server by its server-properties. The `version` of one that behaves as another product's
+/// release is that product's: its own one is `implementation_version`.
+pub fn product_and_version(properties: &FieldTable) -> (Option<&str>, Option<&str>) {
+    let text = |key| properties.get(key)?.as_text();
+    let product = text("product");
+    let is_own = product.is_some() && product == text("implementation");
+    let version = text("implementation_version").filter(|_| is_own).or_else(|| text("version"));
+    (product, version)
+}

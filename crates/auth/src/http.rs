@@ -240,7 +240,7 @@ impl HttpAuthBackend {
             }
             Ok(Answer::Deny(why)) => {
                 if let Some(why) = why {
-                    tracing::info!(user = &*question.user.name, path, why, "http: access denied");
+                    tracing::info!(user = &*question.user.name, path, error = why, "http: access denied");
                 }
                 false
             }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use amqp::frame::{HEARTBEAT, write_method};
-use amqp::handshake::{Capabilities, ClientEvent, ClientHandshake, ClientOffer, Opened};
+use amqp::handshake::{Capabilities, ClientEvent, ClientHandshake, ClientOffer, Opened, product_and_version};
 use amqp::method::{channel, connection};
 use amqp::sasl::Credentials;
 use amqp::{FieldTable, FieldValue, Frame, FrameKind, Method};
@@ -149,8 +149,8 @@ impl Connection {
     /// Product and version that the server announced.
     pub(crate) fn server(&self) -> String {
         let properties = &self.opened.server_properties;
-        let parts = ["product", "version"].map(|key| properties.get(key).and_then(|value| value.as_text()));
-        let known: Vec<&str> = parts.into_iter().flatten().collect();
+        let (product, version) = product_and_version(properties);
+        let known: Vec<&str> = product.into_iter().chain(version).collect();
         if known.is_empty() { "unknown".into() } else { known.join(" ") }
     }
 

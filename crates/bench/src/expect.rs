@@ -141,7 +141,9 @@ impl fmt::Display for ExpectError {
         write!(f, "invalid expectation {:?}: ", self.text)?;
         match &self.reason {
             Reason::NoComparison => f.write_str("there is no <, <=, >, >= or == in it"),
-            Reason::UnknownMetric(name) => write!(f, "there is no metric {name:?}"),
+            Reason::UnknownMetric(name) => {
+                write!(f, "there is no metric {name:?}; metrics are: {}", Metric::names())
+            }
             Reason::BadRatio => f.write_str("a ratio is written ratio(a/b) or ratio(a/b, metric)"),
             Reason::BadValue(value) => write!(f, "{value:?} is not a number with a known unit"),
             Reason::UnknownSystem(name) => write!(f, "no system is named {name:?}"),

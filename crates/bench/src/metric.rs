@@ -119,6 +119,14 @@ impl Metric {
         other.or_else(|| point(name).map(Self::Latency))
     }
 
+    /// All names, for messages.
+    pub(crate) fn names() -> String {
+        let points = POINTS.iter().map(|(name, _)| (*name).to_owned());
+        let confirms = POINTS.iter().map(|(name, _)| format!("confirm.{name}"));
+        let others = OTHERS.iter().map(|(name, _)| (*name).to_owned());
+        others.chain(points).chain(confirms).collect::<Vec<_>>().join(", ")
+    }
+
     /// Formats a value of this metric with its unit.
     pub(crate) fn show(self, value: f64) -> String {
         match self {

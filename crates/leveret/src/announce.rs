@@ -65,15 +65,19 @@ pub(crate) fn begin(log: &Arc<LineQueue>) {
     }
 }
 
-/// Prints `NAME  listening on URL` and flushes, so that the parent process can read the port at once; the lines of the log so
-/// far are written before.
+/// Notes a bound listener, which [`print`] then announces with the others.
+pub(crate) fn announce(listener: Announced) {
+    ANNOUNCED.lock().push(listener);
+}
+
+/// Prints `NAME  listening on URL` for each listener and flushes, so that the parent process can read the ports at once; the
+/// lines of the log so far are written before. Called once, when all are bound: scripts take the first line for a start.
 ///
 /// A closed standard output is no reason to stop serving.
-pub(crate) fn announce(listener: Announced) {
-    let line = line(listener.kind.setting, &listener.url);
-    ANNOUNCED.lock().push(listener);
-    if let Some(output) = OUTPUT.get() {
-        output.write(line);
+pub(crate) fn print() {
+    let Some(output) = OUTPUT.get() else { return };
+    for listener in announced() {
+        output.write(line(listener.kind.setting, &listener.url));
     }
 }
 
@@ -101,8 +105,8 @@ pub(crate) fn announced() -> Vec<Announced> {
 
 fn line(setting: &str, url: &str) -> String {
     let name = setting.replace('_', "-");
-    // Padded to the width of `amqps`, so that the AMQP lines align.
-    format!("{name:<5} listening on {url}\n")
+    // Padded to the width of `prometheus`, the longest name.
+    format!("{name:<10} listening on {url}\n")
 }
 
 #[cfg(test)]
@@ -111,8 +115,8 @@ mod tests {
 
     #[test]
     fn the_line_is_the_one_scripts_read() {
-        assert_eq!(line("amqp", "amqp://127.0.0.1:5672"), "amqp  listening on amqp://127.0.0.1:5672\n");
-        assert_eq!(line("web_mqtt", "ws://[::1]:1"), "web-mqtt listening on ws://[::1]:1\n");
+        assert_eq!(line("amqp", "amqp://127.0.0.1:5672"), "amqp       listening on amqp://127.0.0.1:5672\n");
+        assert_eq!(line("web_mqtt", "ws://[::1]:1"), "web-mqtt   listening on ws://[::1]:1\n");
     }
 
     /// Far more than any wait takes.

@@ -2,6 +2,7 @@
 
 use transport::{Inherited, Listener, SharedSockets};
 
+use crate::announce;
 use crate::config::Config;
 use crate::http::HttpListeners;
 use crate::listen::ClientListeners;
@@ -18,7 +19,7 @@ pub(crate) struct BoundListeners {
 }
 
 impl BoundListeners {
-    /// Binds and announces all of them, before any client is served, so that a start either serves all of them or fails.
+    /// Binds all of them and then announces them, before any client is served: a start either serves all of them or fails.
     /// Sockets that were `inherited` are used, and closed if no listener has their address.
     ///
     /// # Errors
@@ -33,6 +34,7 @@ impl BoundListeners {
         let clients = ClientListeners::bind(config, inherited).await?;
         let relays = relays.listen(config, inherited).await?;
         let http = HttpListeners::bind(config, tls, inherited).await?;
+        announce::print();
         let of_relays = relays.iter().map(|relay| &relay.listener);
         let all = clients.listeners().chain(of_relays).chain(http.listeners());
         let sockets = all.map(Listener::share).collect::<Result<_, _>>().map_err(ServeError::TakeOver)?;

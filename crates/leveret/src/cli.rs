@@ -7,7 +7,9 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, ArgMatches, Args, Command as ClapCommand, FromArgMatches, Parser, Subcommand};
 use transport::parse_port;
 
-use crate::config::{FILE_VARIABLE, Flags, SETTINGS, Setting, flag, mask_credentials, setting_meant};
+use crate::config::{
+    FILE_VARIABLE, Flags, SETTINGS, Setting, flag, mask_credentials, nearest, setting_meant,
+};
 use crate::ctl::CtlArguments;
 use crate::health::HealthArguments;
 use crate::http_address;
@@ -16,7 +18,7 @@ use crate::top::TopArguments;
 
 /// A broker for AMQP 0-9-1, MQTT and STOMP, or a pool in front of one
 #[derive(Debug, Parser)]
-#[command(name = "leveret", version, disable_help_subcommand = true)]
+#[command(name = "leveret", version)]
 pub(crate) struct CommandLine {
     /// The subcommand.
     #[command(subcommand)]
@@ -67,16 +69,49 @@ pub(crate) fn usage_line(error: &clap::Error) -> String {
     let mut lines = text.lines();
     let first = lines.next().unwrap_or_default();
     let mut line = first.strip_prefix("error: ").unwrap_or(first).to_owned();
+    // Missing arguments, or the values that an argument may have: indented lines up to an empty one.
+    let details: Vec<_> = lines.by_ref().map(str::trim).take_while(|detail| !detail.is_empty()).collect();
+    if !details.is_empty() {
+        line = format!("{line} {}", details.join(", "));
+    }
     if let Some(hint) = unexpected(error).and_then(hint) {
         line.push_str(&hint);
+    } else if error.kind() == ErrorKind::InvalidSubcommand {
+        line.push_str(&subcommand_hint(error));
     } else if let Some(tip) = lines.find_map(|line| line.trim().strip_prefix("tip: ")) {
         line.push_str(", ");
         line.push_str(tip);
-    } else if error.kind() == ErrorKind::InvalidSubcommand {
-        line.push_str("; --help lists those that there are");
     }
     mask_credentials(&line)
 }
+
+/// The command that was meant by an unknown one.
+fn subcommand_hint(error: &clap::Error) -> String {
+    let name = match error.get(ContextKind::InvalidSubcommand) {
+        Some(ContextValue::String(name)) => name.as_str(),
+        _ => "",
+    };
+    if let Some((_, command)) = ELSEWHERE.iter().find(|(rabbitmqctl, _)| *rabbitmqctl == name) {
+        return format!("; see `{command}`");
+    }
+    let similar: &[String] = match error.get(ContextKind::SuggestedSubcommand) {
+        Some(ContextValue::Strings(similar)) => similar,
+        Some(ContextValue::String(similar)) => std::slice::from_ref(similar),
+        _ => &[],
+    };
+    match nearest(name, similar.iter().map(String::as_str)) {
+        Some(nearest) => format!("; did you mean '{nearest}'?"),
+        None => "; --help lists those that there are".to_owned(),
+    }
+}
+
+/// Commands of rabbitmqctl that have another name here.
+const ELSEWHERE: [(&str, &str); 4] = [
+    ("stop", "leveret ctl drain"),
+    ("shutdown", "leveret ctl drain"),
+    ("cluster_status", "leveret ctl status"),
+    ("node_health_check", "leveret health"),
+];
 
 /// The argument that a command with the settings as its flags does not know.
 fn unexpected(error: &clap::Error) -> Option<&str> {
@@ -269,6 +304,50 @@ mod tests {
             CommandLine::try_parse_from(["leveret", "health", "--frame-max", "4096", "--http", "off"]);
         let Ok(CommandLine { command: Command::Health(arguments) }) = parsed else { panic!("{parsed:?}") };
         assert_eq!(arguments.flags.0.values["frame_max"], ["4096"]);
+    }
+
+    #[test]
+    fn missing_arguments_possible_values_and_the_nearest_command_are_named() {
+        for (arguments, line) in [
+            (
+                &["ctl", "set_permissions", "u", ".*", ".*"][..],
+                "the following required arguments were not provided: <READ>",
+            ),
+            (
+                &["ctl", "store", "check"][..],
+                "the following required arguments were not provided: --data-dir <DIR>",
+            ),
+            (
+                &["ctl", "migrate", "--to", "amqp://x"][..],
+                "the following required arguments were not provided: --to-management <URL>",
+            ),
+            (
+                &["ctl", "--format", "xml"][..],
+                "invalid value 'xml' for '--format <FORMAT>' [possible values: table, json]",
+            ),
+            (&["ctl", "listqueues"][..], "unrecognized subcommand 'listqueues'; did you mean 'list_queues'?"),
+            (&["ctl", "stop"][..], "unrecognized subcommand 'stop'; see `leveret ctl drain`"),
+            (
+                &["ctl", "cluster_status"][..],
+                "unrecognized subcommand 'cluster_status'; see `leveret ctl status`",
+            ),
+            (
+                &["ctl", "frobnicate"][..],
+                "unrecognized subcommand 'frobnicate'; --help lists those that there are",
+            ),
+        ] {
+            let error = CommandLine::try_parse_from(["leveret"].iter().chain(arguments)).unwrap_err();
+            assert_eq!(usage_line(&error), line);
+        }
+    }
+
+    #[test]
+    fn help_is_a_command_at_each_level() {
+        for arguments in [&["help"][..], &["help", "ctl"], &["ctl", "help"], &["ctl", "help", "list_queues"]]
+        {
+            let error = CommandLine::try_parse_from(["leveret"].iter().chain(arguments)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::DisplayHelp, "{arguments:?}");
+        }
     }
 
     #[test]

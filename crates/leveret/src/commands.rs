@@ -69,8 +69,9 @@ fn takers(command: &Command) -> String {
     }
 }
 
-fn shown(command: &Command) -> impl Iterator<Item = &Command> {
-    command.get_subcommands().filter(|command| !command.is_hide_set())
+/// The subcommands but hidden ones and `help`, which every command with subcommands has.
+pub(crate) fn shown(command: &Command) -> impl Iterator<Item = &Command> {
+    command.get_subcommands().filter(|command| !command.is_hide_set() && command.get_name() != "help")
 }
 
 /// Whether the settings are the command's flags.

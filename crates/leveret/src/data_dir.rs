@@ -61,6 +61,24 @@ pub(crate) fn fill(
     Ok(Some(directory))
 }
 
+/// Looks for a mistake in the setting, without creating the directory or reading what is in it.
+///
+/// # Errors
+///
+/// No directory is set, or something else has its name.
+pub(crate) fn check(config: &Config) -> Result<(), ServeError> {
+    let is_used = config.upstream.is_empty() || !config.spool.0.is_empty();
+    let path = config.data_dir.directory();
+    let path = path.map_err(|error| ServeError::Setting(SettingError::new(KEY, error)))?;
+    let Some(path) = path.filter(|_| is_used) else { return Ok(()) };
+    let error = match std::fs::metadata(&path) {
+        Ok(found) if !found.is_dir() => io::Error::from(io::ErrorKind::NotADirectory),
+        Err(error) if error.kind() == io::ErrorKind::NotADirectory => error,
+        _ => return Ok(()),
+    };
+    Err(ServeError::Setting(SettingError::new(KEY, unusable(&error)).about(path.display())))
+}
+
 /// Loads the broker of a spool, whose directory has nothing else. All of it is on disk on return. The clock continues as by
 /// [`fill`].
 ///
@@ -158,9 +176,13 @@ fn open(path: &Path, disk_free_limit: u64, clock: Clock) -> Result<Opened, Box<d
     let settings = StoreSettings { weigh: broker::body_bytes, ..StoreSettings::default() };
     let (store, rounds, recovered) =
         Store::open(Arc::new(disk), settings).map_err(|error| match error.is_damage() {
-            true => format!(
-                "{error} (`leveret ctl store check` tells more, `leveret ctl store repair` gives it up)"
-            ),
+            true => {
+                let directory = path.display();
+                format!(
+                    "{error}; for details run `leveret ctl store check --data-dir {directory}`; `leveret ctl store \
+                     repair --data-dir {directory}` discards what cannot be read"
+                )
+            }
             false => error.to_string(),
         })?;
     store.set_disk_free_limit(disk_free_limit);

@@ -239,6 +239,9 @@ impl HttpClient {
 
 /// The underlying error of the socket or TLS, since hyper's own message says little.
 fn cause(error: hyper::Error) -> io::Error {
+    if error.is_parse() {
+        return io::Error::other("the server does not speak HTTP: is this its HTTP port (15672)?");
+    }
     match error.source() {
         Some(source) => io::Error::other(source.to_string()),
         None => io::Error::other(error),

@@ -3,6 +3,7 @@
 //! A writer thread prints them, so logging never blocks: a full pipe stops neither clients nor the end of the process. Panics
 //! are logged in the same way; they, announcements and the last line before an exit wait for the thread, but not for long.
 
+mod fields;
 mod repeats;
 
 use std::backtrace::{Backtrace, BacktraceStatus};
@@ -18,6 +19,7 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer as _, Registry, reload};
 
+use self::fields::LogFields;
 use self::repeats::{Collapse, Repeats};
 use crate::config::Config;
 
@@ -82,6 +84,7 @@ pub(crate) fn start(config: &Config) -> io::Result<ProcessLog> {
     log_panics(Arc::clone(writer.queue()));
     let (filter, handle) = reload::Layer::new(filter(config));
     let lines = tracing_subscriber::fmt::layer()
+        .fmt_fields(LogFields)
         .with_writer(Lines(Arc::clone(writer.queue())))
         .with_ansi(io::stderr().is_terminal());
     let repeats = Arc::new(Repeats::default());

@@ -248,6 +248,5 @@ fn configuration(command: &ConfigCommand) -> Result<(), Failure> {
         ConfigCommand::Reference => config::reference(),
         ConfigCommand::Commands => commands::reference(),
     };
-    let mut output = io::stdout().lock();
-    output.write_all(text.as_bytes()).and_then(|()| output.flush()).map_err(Failure::run)
+    ctl::print(&text)
 }

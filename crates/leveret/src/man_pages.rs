@@ -1,7 +1,7 @@
 //! Man pages and shell completions, generated from the declaration of the command line.
 
 use std::fs;
-use std::io::{self, Write as _};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Command, CommandFactory as _};
@@ -10,6 +10,8 @@ use clap_mangen::Man;
 
 use crate::Failure;
 use crate::cli::CommandLine;
+use crate::commands::shown;
+use crate::ctl;
 
 /// Which completions.
 #[derive(Debug, Args)]
@@ -52,10 +54,7 @@ fn write_all(command: &Command, directory: &Path) -> io::Result<()> {
     fs::create_dir_all(directory)?;
     let name = page_name(command);
     fs::write(directory.join(format!("{name}.1")), page(command)?)?;
-    command
-        .get_subcommands()
-        .filter(|command| !command.is_hide_set())
-        .try_for_each(|below| write_all(below, directory))
+    shown(command).try_for_each(|below| write_all(below, directory))
 }
 
 /// The page's name: `leveret-config-print` for `leveret config print`.
@@ -75,8 +74,7 @@ fn page(command: &Command) -> io::Result<Vec<u8>> {
 }
 
 fn print(text: &[u8]) -> Result<(), Failure> {
-    let mut output = io::stdout().lock();
-    output.write_all(text).and_then(|()| output.flush()).map_err(Failure::run)
+    ctl::print(&String::from_utf8_lossy(text))
 }
 
 #[cfg(test)]

@@ -175,8 +175,8 @@ impl Migrator {
             return false;
         }
         migration.begin();
-        let (to, direction) = (state.addresses.join(", "), migration.direction());
-        tracing::info!(other = to, ?direction, "migration started");
+        let (address, direction) = (state.addresses.join(", "), direction_name(migration.direction()));
+        tracing::info!(address, direction, "migration started");
         (state.migration, state.phase) = (Some(Arc::clone(migration)), MovePhase::Moving);
         true
     }

@@ -1,5 +1,6 @@
 //! Relays and the webroot, which WebSocket listeners serve besides AMQP.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use broker::FrontEnd;
@@ -11,7 +12,7 @@ use server::{
 use transport::tls::ClientTls;
 use transport::{Inherited, Listener};
 
-use crate::config::{Config, OutboundHeader, RelayEntry, RelayUrl};
+use crate::config::{Config, OutboundHeader, RelayEntry, RelayUrl, SettingError};
 use crate::descriptors;
 use crate::listen::bind;
 use crate::serve::{ServeError, trusted_proxies, websocket_config};
@@ -44,8 +45,11 @@ impl ServedRelays {
         });
         let relays = relays.collect();
         let transfers = descriptors::webroot_transfers(config);
-        let webroot = config.webroot.0.as_deref().map(|path| Webroot::open(path, transfers)).transpose();
-        let webroot = webroot.map_err(ServeError::Webroot)?.map(Arc::new);
+        let open = |path: &Path| {
+            let at_fault = |error| SettingError::new("webroot", error).about(path.display());
+            Webroot::open(path, transfers).map(Arc::new).map_err(at_fault)
+        };
+        let webroot = config.webroot.0.as_deref().map(open).transpose().map_err(ServeError::Setting)?;
         let upstream = PROTOCOLS.iter().filter_map(|protocol| {
             let setting = protocol.upstream_port?;
             let url = config.upstream_port(setting)?;

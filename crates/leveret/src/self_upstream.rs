@@ -27,7 +27,7 @@ pub(crate) async fn refuse_as_upstream(config: &Config, bound: &[Bound]) -> Resu
         match verdict(&sockets, bound) {
             Verdict::Another => {}
             Verdict::Doubtful(key) => tracing::warn!(
-                %upstream,
+                address = %upstream,
                 "the upstream may be this server's own {key}: it has that port, at an address of this machine; if clients time out, \
                  give the address of the broker"
             ),

@@ -332,7 +332,7 @@ fn warn_of_ignored(effective: &Effective) {
         tracing::warn!("{ignored}");
     }
     for upstream in effective.config.upstream.iter().filter(|upstream| upstream.has_unused_parts) {
-        tracing::warn!(%upstream, "ignoring user, password and vhost of the upstream URL: clients use their own");
+        tracing::warn!(address = %upstream, "ignoring user, password and vhost of the upstream URL: clients use their own");
     }
 }
 
@@ -644,15 +644,9 @@ pub(crate) enum ServeError {
     /// Memory and disk cannot be watched.
     #[error("cannot watch memory and disk: {0}")]
     Sampler(#[source] io::Error),
-    /// The file of the setting `access_log` cannot be written.
-    #[error("access_log: {0}")]
-    AccessLog(#[source] io::Error),
     /// Messages cannot be paged.
     #[error("cannot page messages: {0}")]
     Pagers(#[source] io::Error),
-    /// The directory of the setting `webroot` cannot be served.
-    #[error("webroot: {0}")]
-    Webroot(#[source] io::Error),
     /// A file that a setting names is wrong: a mistake of the configuration.
     #[error(transparent)]
     Setting(SettingError),

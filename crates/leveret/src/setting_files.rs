@@ -1,18 +1,19 @@
 //! Files that settings name, the data directory excepted. They are read and opened before the running process is replaced,
 //! so that a mistake in them does not interrupt the service.
 
+use std::io;
 use std::sync::Arc;
 
 use proxy::Identities;
 use server::{AccessLogWriter, Clock, LineTarget};
 
-use crate::config::Config;
-use crate::definitions;
+use crate::config::{Config, SettingError};
 use crate::identities;
 use crate::logins::Logins;
 use crate::relays::ServedRelays;
 use crate::serve::ServeError;
 use crate::tls::Tls;
+use crate::{data_dir, definitions};
 
 /// The contents of these files.
 pub(crate) struct SettingFiles {
@@ -34,8 +35,9 @@ impl SettingFiles {
     pub(crate) fn open(config: &Config, clock: Clock) -> Result<Self, ServeError> {
         let mut files = Self::read(config, clock)?;
         if let Some(target) = config.access_log.0.clone() {
+            let at_fault = access_log_error(&target);
             let writer = AccessLogWriter::start(target, config.access_log_format);
-            files.access_log = Some(Arc::new(writer.map_err(ServeError::AccessLog)?));
+            files.access_log = Some(Arc::new(writer.map_err(at_fault)?));
         }
         Ok(files)
     }
@@ -48,7 +50,9 @@ impl SettingFiles {
     pub(crate) fn check(config: &Config) -> Result<(), ServeError> {
         definitions::check(config, || Ok(None))?;
         Self::read(config, Clock::start())?;
-        config.access_log.0.as_ref().map_or(Ok(()), LineTarget::check).map_err(ServeError::AccessLog)
+        data_dir::check(config)?;
+        let check = |target: &LineTarget| target.check().map_err(access_log_error(target));
+        config.access_log.0.as_ref().map_or(Ok(()), check)
     }
 
     fn read(config: &Config, clock: Clock) -> Result<Self, ServeError> {
@@ -60,5 +64,20 @@ impl SettingFiles {
         let identities = config.upstream_external.0.as_deref().map(identities::read).transpose();
         let identities = identities.map_err(ServeError::Setting)?.unwrap_or_default();
         Ok(Self { tls, relays, logins, identities: Arc::new(identities), access_log: None })
+    }
+}
+
+/// The error of an access log that cannot be written, which names the file.
+fn access_log_error(target: &LineTarget) -> impl Fn(io::Error) -> ServeError + use<> {
+    let file = match target {
+        LineTarget::File(path) => Some(path.display().to_string()),
+        _ => None,
+    };
+    move |error| {
+        let error = SettingError::new("access_log", error);
+        ServeError::Setting(match &file {
+            Some(file) => error.about(file),
+            None => error,
+        })
     }
 }

@@ -33,10 +33,10 @@ use snapshot::{Query, Snapshot};
 /// Which server, and how often it is asked.
 #[derive(Debug, Args)]
 pub(crate) struct TopArguments {
-    /// Seconds between two looks at the server
+    /// Seconds between two refreshes
     #[arg(long, short = 'i', value_name = "SECONDS", default_value_t = 2.0, value_parser = seconds)]
     interval: f64,
-    /// Print what there is to see once, and exit; for scripts, and where there is no terminal
+    /// Print one snapshot, and exit; for scripts, and where there is no terminal
     #[arg(long)]
     once: bool,
     // Behind the others, which would be listed under its heading.

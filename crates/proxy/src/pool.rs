@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use amqp::handshake::product_and_version;
 use amqp::sasl::Mechanism;
 use amqp::{Capabilities, Credentials, Fault, FieldTable, Negotiated, ReplyCode};
 use arc_swap::ArcSwap;
@@ -457,8 +458,8 @@ impl Pool {
     /// The product and version that a broker told last, such as `RabbitMQ 3.13.7`.
     pub fn known_product(&self) -> Option<String> {
         let properties = self.server_properties.lock();
-        let text = |name| properties.as_ref()?.get(name)?.as_text();
-        Some(format!("{} {}", text("product")?, text("version").unwrap_or_default()).trim_end().to_owned())
+        let (product, version) = product_and_version(properties.as_ref()?);
+        Some(format!("{} {}", product?, version.unwrap_or_default()).trim_end().to_owned())
     }
 
     /// A snapshot of the pool's metrics.
@@ -698,7 +699,8 @@ impl Pool {
                     if is_new {
                         endpoints::log_failure(&endpoint, &error);
                     } else {
-                        tracing::warn!(%endpoint, %error, "upstream connection failed");
+                        let error = error.cause(&endpoint);
+                        tracing::warn!(address = %endpoint, error, "upstream connection failed");
                     }
                     refusal = error;
                 }

@@ -125,8 +125,8 @@ impl ConnectionCore {
     /// Counts and logs a refused login. `why` is for operators alone. Both may have what the client has sent, which is cut.
     pub(crate) fn login_refused(&self, user: &str, why: &str) {
         self.shared.metrics.logins_refused.add(1);
-        let (user, why) = (cut(user, MAX_USER), cut(why, MAX_REASON));
-        tracing::warn!(connection = self.id, peer = %self.peer, user, why, "login refused");
+        let (user, error) = (cut(user, MAX_USER), cut(why, MAX_REASON));
+        tracing::warn!(connection = self.id, peer = %self.peer, user, error, "login refused");
     }
 
     /// Called when the connection is open: logs it, makes it visible to operators, and closes it if its virtual host or

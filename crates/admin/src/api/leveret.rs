@@ -45,7 +45,7 @@ pub(super) fn clients(call: &Call) -> ApiAnswer {
 /// `DELETE /api/leveret/auth-cache`: as `rabbitmqctl clear_auth_backend_cache`, and for what sessions have been told, too.
 pub(super) fn clear_cache(call: &Call) -> ApiAnswer {
     if !call.broker()?.clear_cache() {
-        return Err(ApiError::bad_request("auth_backends has no http: there are no answers to forget"));
+        return Err(ApiError::bad_request("auth_backends does not include http: no cache to clear"));
     }
     tracing::info!(user = call.user.name(), "auth_backends cache cleared");
     Ok(Reply::no_content())

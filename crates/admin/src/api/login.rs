@@ -11,7 +11,7 @@ use broker::{
 };
 
 use super::error::ApiError;
-use super::request::Caller;
+use super::request::{Caller, foreign_detail};
 
 /// A logged-in user who may use the API.
 #[derive(Debug, Clone)]
@@ -60,9 +60,9 @@ impl RequiredTag {
 }
 
 /// Logs why a login was refused, which the client is not told. The address is unknown over a Unix socket.
-fn log_refusal(user: &str, peer: Caller, why: &str) {
+fn log_refusal(user: &str, peer: Caller, error: &str) {
     let peer = peer.ip.map_or_else(|| "unix".to_owned(), |ip| ip.to_string());
-    tracing::warn!(peer, user, why, "HTTP login refused");
+    tracing::warn!(peer, user, error, "HTTP login refused");
 }
 
 impl User {
@@ -90,10 +90,14 @@ impl User {
             LoginAnswer::Now(validated) => validated,
             LoginAnswer::Later(answer) => answer.await,
         };
-        let identity = validated.map_err(|why| match why {
+        let identity = validated.map_err(|error| match error {
             LoginRefused::TooManyAttempts => ApiError::too_many_attempts(),
-            why => {
-                log_refusal(&name, peer, &why.to_string());
+            error => {
+                let detail = match error {
+                    LoginRefused::LoopbackOnly => foreign_detail(headers).unwrap_or_default(),
+                    _ => String::new(),
+                };
+                log_refusal(&name, peer, &format!("{error}{detail}"));
                 refused()
             }
         })?;
@@ -281,6 +285,19 @@ mod tests {
             last = User::log_in(&broker, &headers, here).await.unwrap_err().into_response().status();
         }
         last
+    }
+
+    #[test]
+    fn a_local_request_that_is_not_taken_for_one_is_explained() {
+        let detail = |name: &'static str, value: &'static str| {
+            foreign_detail(&HeaderMap::from_iter([(
+                header::HeaderName::from_static(name),
+                HeaderValue::from_static(value),
+            )]))
+        };
+        assert_eq!(detail("host", "foo").as_deref(), Some("; the request's Host is 'foo'"));
+        assert_eq!(detail("via", "1.1 proxy").as_deref(), Some("; a proxy has passed the request on"));
+        assert_eq!(detail("host", "localhost:15672"), None);
     }
 
     #[tokio::test]

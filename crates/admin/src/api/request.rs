@@ -237,6 +237,15 @@ fn is_passed_on(headers: &HeaderMap) -> bool {
     })
 }
 
+/// Why a request is not taken for one of this machine, wherever it comes from: the end of a sentence about that.
+pub(super) fn foreign_detail(headers: &HeaderMap) -> Option<String> {
+    if !names_this_machine(headers) {
+        let host = headers.get(header::HOST).map(|host| String::from_utf8_lossy(host.as_bytes()));
+        return Some(format!("; the request's Host is '{}'", host.unwrap_or_default()));
+    }
+    is_passed_on(headers).then(|| "; a proxy has passed the request on".to_owned())
+}
+
 /// Refuses changes requested by pages of another origin, which the browser names: the browser may hold the
 /// password.
 fn check_origin(head: &request::Parts) -> Result<(), ApiError> {

@@ -435,3 +435,21 @@ fn a_client_refuses_unexpected_methods_and_a_too_small_frame_max() {
         assert_eq!(fault.code, code);
     }
 }
+
+#[test]
+fn the_version_of_a_server_is_its_own_one() {
+    let of = |properties: &[(&str, &str)]| {
+        let properties: FieldTable =
+            properties.iter().map(|(key, text)| (*key, FieldValue::text(*text))).collect();
+        let (product, version) = product_and_version(&properties);
+        (product.map(str::to_owned), version.map(str::to_owned))
+    };
+    let told = |product: &str, version: &str| (Some(product.to_owned()), Some(version.to_owned()));
+    let implementation = [("implementation", "Leveret"), ("implementation_version", "0.1.0")];
+    let as_rabbitmq =
+        |product| [&[("product", product), ("version", "3.10.8")][..], &implementation].concat();
+    assert_eq!(of(&as_rabbitmq("Leveret")), told("Leveret", "0.1.0"));
+    assert_eq!(of(&as_rabbitmq("RabbitMQ")), told("RabbitMQ", "3.10.8"));
+    assert_eq!(of(&[("product", "RabbitMQ"), ("version", "4.3.6")]), told("RabbitMQ", "4.3.6"));
+    assert_eq!(of(&[]), (None, None));
+}

@@ -6,6 +6,7 @@ use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use amqp::Method;
+use amqp::handshake::product_and_version;
 use amqp::method::{basic, confirm};
 
 use super::consumer::{Consumed, Consumer};
@@ -67,8 +68,10 @@ fn next_salt() -> u8 {
 }
 
 fn describe_server(connection: &Connection) -> String {
-    let text = |key| connection.opened.server_properties.get(key).and_then(|value| value.as_text());
-    let parts = [text("product"), text("version"), text("platform")];
+    let properties = &connection.opened.server_properties;
+    let (product, version) = product_and_version(properties);
+    let platform = properties.get("platform").and_then(|value| value.as_text());
+    let parts = [product, version, platform];
     match parts.into_iter().flatten().collect::<Vec<_>>().join(" ") {
         nothing if nothing.is_empty() => "unknown".into(),
         description => description,

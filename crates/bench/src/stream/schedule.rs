@@ -133,7 +133,7 @@ pub(crate) enum ScheduleError {
     #[error("only the last piece may be without a length")]
     EndlessPiece,
     /// The rate is 0 all the time, or forever at the end.
-    #[error("at least one rate must be above 0, and an unlimited last piece must not end at 0")]
+    #[error("the last rate must be above 0")]
     NoRate,
 }
 

@@ -55,6 +55,8 @@ pub(crate) fn of_chart(study: &str, scenario: &str, metric: Metric) -> Vec<Publi
 
 /// A note for each published figure of a study, with its source.
 pub(crate) fn notes(study: &str) -> Vec<String> {
-    let note = |published: &Published| format!("Dotted, \"{}\": {}.", published.label, published.source);
+    let note = |published: &Published| {
+        format!("In the plots, dotted, \"{}\": {}.", published.label, published.source)
+    };
     ALL.iter().filter(|published| published.study == study).map(note).collect()
 }

@@ -56,7 +56,7 @@ fn check_certificates(effective: &Effective) -> Result<(), ConfigError> {
     let (certificates, keys) = (config.tls_cert.0.len(), config.tls_key.0.len());
     if certificates != keys {
         let key = if certificates < keys { "tls_cert" } else { "tls_key" };
-        return refuse(effective, key, "as many certificates as keys are needed, in the same order");
+        return refuse(effective, key, "one tls_key is needed for each tls_cert, in the same order");
     }
     if config.upstream_cert.0.is_some() != config.upstream_key.0.is_some() {
         let key = if config.upstream_cert.0.is_some() { "upstream_key" } else { "upstream_cert" };

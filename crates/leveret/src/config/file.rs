@@ -53,7 +53,10 @@ fn parse(text: &str, path: &Path) -> Result<Vec<Given>, ConfigError> {
         let key = key.into_inner();
         let fault = |reason: &str| ConfigError::new(format!("{}:{line}: {key}", path.display()), reason);
         let known = SETTINGS.iter().find(|setting| setting.key == key);
-        let unknown = || fault(&format!("unknown key{}", did_you_mean(setting_meant(&key))));
+        let unknown = || match value {
+            Value::Table(_) => fault("unknown section; settings are given without a section"),
+            _ => fault(&format!("unknown key{}", did_you_mean(setting_meant(&key)))),
+        };
         let known = known.ok_or_else(unknown)?;
         let texts = texts(&value, known.tables).map_err(|error| fault(&error.to_string()))?;
         given.push(Given { key: known.key, texts, origin: Origin::File { path: path.to_owned(), line } });

@@ -4,6 +4,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::suggestion::nearest;
 use super::value_error::ValueError;
 
 /// The type of a setting.
@@ -308,6 +309,18 @@ impl Value for WorkerThreads {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LogFilter(pub(crate) String);
 
+/// The target of a directive that is surely a mistyped crate of this program, and the crate that was meant. Other targets may
+/// be libraries.
+fn mistyped_target(directive: &str) -> Option<(&str, &'static str)> {
+    let target = directive.split_once('=')?.0.split([':', '[']).next()?.trim();
+    let meant = nearest(target, LOG_TARGETS).filter(|meant| *meant != target)?;
+    Some((target, meant))
+}
+
+/// The crates that log.
+const LOG_TARGETS: [&str; 11] =
+    ["admin", "auth", "broker", "leveret", "mqtt", "proxy", "server", "spool", "stomp", "store", "transport"];
+
 const LOG_LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
 impl Value for LogFilter {
@@ -326,6 +339,9 @@ impl Value for LogFilter {
                 text,
                 "is neither a level (error, warn, info, debug, trace, off) nor directives such as info,proxy=debug",
             ));
+        }
+        if let Some((target, meant)) = text.split(',').find_map(mistyped_target) {
+            return Err(ValueError::LogTarget { target: target.to_owned(), meant });
         }
         Ok(Self(text.to_owned()))
     }
@@ -441,6 +457,8 @@ mod tests {
     fn a_log_filter_is_a_known_level_or_directives() {
         same("debug", LogFilter("debug".to_owned()), "\"debug\"");
         same("info,proxy=trace", LogFilter("info,proxy=trace".to_owned()), "\"info,proxy=trace\"");
+        same("info,hyper=debug", LogFilter("info,hyper=debug".to_owned()), "\"info,hyper=debug\"");
+        refused::<LogFilter>("info,proxxy=debug", "there is no target 'proxxy'; did you mean proxy?");
         for text in ["", "verbose", "proxy=loud"] {
             refused::<LogFilter>(
                 text,

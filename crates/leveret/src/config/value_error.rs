@@ -16,6 +16,12 @@ pub(crate) enum ValueError {
     /// The fault of the text: `'ten' is not a whole number`.
     #[error("'{text}' {fault}")]
     Text { text: String, fault: &'static str },
+    /// A size without a unit that is too small to be meant.
+    #[error("'{0}' is {0} bytes; write 0.6 for a share or 2GiB for a size")]
+    FewBytes(String),
+    /// A directive of the log is for a target that does not exist.
+    #[error("there is no target '{target}'{}", did_you_mean(Some(*.meant)))]
+    LogTarget { target: String, meant: &'static str },
     /// The text is none of these words.
     #[error("'{text}' is none of: {}", .words.join(", "))]
     NoneOf { text: String, words: &'static [&'static str] },

@@ -25,6 +25,9 @@ impl Watermark {
     }
 }
 
+/// Smaller numbers without a unit are refused, since no process fits in as many bytes: 60 was meant as a percentage.
+const MIN_BARE_SIZE: u64 = 1 << 20;
+
 impl Value for Watermark {
     const KIND: &'static str = "WATERMARK";
 
@@ -41,7 +44,11 @@ impl Value for Watermark {
             return Ok(Self::Share(share));
         }
         let fault = "is neither a share (such as 0.6), nor a size (such as 2GiB), nor 'off'";
-        ByteSize::parse(text).map(Self::Size).map_err(|_| ValueError::text(text, fault))
+        let size = ByteSize::parse(text).map_err(|_| ValueError::text(text, fault))?;
+        if is_number && size.0 < MIN_BARE_SIZE {
+            return Err(ValueError::FewBytes(text.to_owned()));
+        }
+        Ok(Self::Size(size))
     }
 
     fn to_toml(&self) -> String {
@@ -76,6 +83,15 @@ mod tests {
                 format!("'{text}' is neither a share (such as 0.6), nor a size (such as 2GiB), nor 'off'");
             assert_eq!(Watermark::parse(text).unwrap_err().to_string(), reason);
         }
+    }
+
+    #[test]
+    fn a_percentage_is_not_read_as_a_number_of_bytes() {
+        for text in ["60", "2", "1048575"] {
+            let reason = format!("'{text}' is {text} bytes; write 0.6 for a share or 2GiB for a size");
+            assert_eq!(Watermark::parse(text).unwrap_err().to_string(), reason);
+        }
+        assert_eq!(Watermark::parse("100KiB"), Ok(Watermark::Size(ByteSize(100 << 10))));
     }
 
     #[test]

@@ -99,6 +99,9 @@ impl Api {
         user: &str,
         password: &str,
     ) -> Result<Self, Failure> {
+        if connection.timeout == 0 {
+            return Err(Failure::Usage("--timeout must be at least 1".to_owned()));
+        }
         let timeout = Duration::from_secs(connection.timeout);
         if connection.cert.is_some() != connection.key.is_some() {
             return Err(Failure::Usage("--cert and --key are needed together".to_owned()));
@@ -206,7 +209,11 @@ impl Api {
                 let reported =
                     value.as_ref().and_then(|reported| reported.get("reason")).and_then(Value::as_str);
                 let why = printable(reported.unwrap_or("login failed"));
-                Err(Failure::Run(format!("user '{}' is refused: {why}", self.user)))
+                Err(Failure::Run(format!(
+                    "{}: user '{}' is refused: {why}",
+                    self.client.endpoint(),
+                    self.user
+                )))
             }
             404 => Ok(Reply::Missing(format!("{path}: {}", reason(404, value.as_ref())))),
             // Too many requests, or a gateway's errors (RFC 6585, section 4; RFC 9110, sections 15.6.3 to 15.6.5).
@@ -225,6 +232,9 @@ enum Reply {
 
 /// Formats a refusal on one line.
 fn reason(status: u16, reported: Option<&Value>) -> String {
+    if let Some(alarms) = reported.and_then(alarms) {
+        return alarms;
+    }
     let word = |key: &str| reported.and_then(|reported| reported.get(key)).and_then(Value::as_str);
     let text = match (word("error"), word("reason")) {
         (Some(error), Some(reason)) if error != reason => format!("{error}: {reason}"),
@@ -232,6 +242,16 @@ fn reason(status: u16, reported: Option<&Value>) -> String {
         (None, None) => "refused".to_owned(),
     };
     format!("{status} {}", printable(&text))
+}
+
+/// The alarms in effect, as a health check lists them: `disk alarm in effect`.
+fn alarms(reported: &Value) -> Option<String> {
+    let mut resources: Vec<_> =
+        reported["alarms"].as_array()?.iter().filter_map(|alarm| alarm["resource"].as_str()).collect();
+    resources.dedup();
+    let plural = if resources.len() == 1 { "" } else { "s" };
+    (!resources.is_empty())
+        .then(|| format!("{} alarm{plural} in effect", printable(&resources.join(" and "))))
 }
 
 /// Replaces control characters by spaces, which keeps the text on one line.
@@ -259,5 +279,14 @@ mod tests {
         let reported = json!({"error": "Object Not Found", "reason": "Not Found"});
         assert_eq!(reason(404, Some(&reported)), "404 Object Not Found: Not Found");
         assert_eq!(reason(500, None), "500 refused");
+        let alarm = |resource: &str| json!({"node": "n", "resource": resource});
+        let failed = |alarms: Value| {
+            reason(
+                503,
+                Some(&json!({"status": "failed", "reason": "resource alarm(s) in effect", "alarms": alarms})),
+            )
+        };
+        assert_eq!(failed(json!([alarm("disk")])), "disk alarm in effect");
+        assert_eq!(failed(json!([alarm("memory"), alarm("disk")])), "memory and disk alarms in effect");
     }
 }

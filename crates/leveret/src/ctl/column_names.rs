@@ -16,7 +16,7 @@ pub(super) fn check(
     usual: &[&str],
     rows: &[Value],
 ) -> Result<(), Failure> {
-    let Some(unknown) = first_unknown(chosen, usual, rows) else { return Ok(()) };
+    let Some(unknown) = first_unknown(chosen, usual, rows, in_some_rows(path)) else { return Ok(()) };
     if rows.is_empty() {
         return match mistyped(unknown, usual) {
             Some(meant) => Err(Failure::Usage(unknown_but_near(unknown, meant))),
@@ -50,12 +50,31 @@ fn unknown_but_near(unknown: &str, meant: &str) -> String {
     format!("unknown column '{unknown}'; did you mean '{meant}'?")
 }
 
-fn first_unknown<'c>(chosen: &'c [String], usual: &[&str], rows: &[Value]) -> Option<&'c str> {
+/// The columns that rows of the list at a path may lack.
+fn in_some_rows(path: &str) -> &'static str {
+    let list = path.trim_start_matches("/api/");
+    // Virtual hosts and pages follow the name of a list of RabbitMQ.
+    let is_list = |name: &str| {
+        list.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with(['/', '?']))
+    };
+    // None of its rows lacks a member.
+    if COMPLETE.iter().any(|name| is_list(name)) { "" } else { IN_SOME_ROWS }
+}
+
+/// Lists each of whose rows has all members.
+const COMPLETE: [&str; 4] = ["bindings", "leveret/environment", "leveret/upstreams", "leveret/connections"];
+
+fn first_unknown<'c>(
+    chosen: &'c [String],
+    usual: &[&str],
+    rows: &[Value],
+    in_some_rows: &str,
+) -> Option<&'c str> {
     let is_known = |place: &str| {
         let key = first_key(place);
         rows.iter().any(|row| row.get(place).or_else(|| row.get(key)).is_some())
             || usual.iter().any(|usual| first_key(usual) == key)
-            || IN_SOME_ROWS
+            || in_some_rows
                 .split(' ')
                 .any(|known| known == key || Some(known) == key.strip_suffix("_details"))
     };
@@ -72,15 +91,15 @@ const IN_SOME_ROWS: &str = "ack_required active activity_status arguments auth_m
      channel_details channel_max channels client_id client_properties cluster_state configure confirm \
      connected_at connection_details connection_name consumer_capacity consumer_count consumer_details \
      consumer_tag consumer_utilisation consumers default_queue_type delivery_limit description \
-     destination destination_type durable effective_policy_definition exclusive exclusive_consumer_tag \
+     durable effective_policy_definition exclusive exclusive_consumer_tag \
      frame_max global_prefetch_count hashing_algorithm head_message_timestamp host id idle_since internal \
      leader limits members memory message_bytes message_bytes_ready message_bytes_unacknowledged \
      message_stats messages messages_paged_out messages_persistent messages_ram messages_ready \
      messages_unacknowledged messages_unconfirmed metadata name node number operator_policy \
      owner_pid_details password_hash peer_cert_issuer peer_cert_subject peer_cert_validity peer_host \
-     peer_port policy port prefetch_count product properties_key protocol queue read received_bytes \
-     recoverable_slaves recv_cnt recv_oct reductions routing_key send_cnt send_oct send_pend sent_bytes \
-     session single_active_consumer_tag slave_nodes source ssl ssl_cipher ssl_hash ssl_key_exchange \
+     peer_port policy port prefetch_count product protocol queue read received_bytes \
+     recoverable_slaves recv_cnt recv_oct reductions send_cnt send_oct send_pend sent_bytes \
+     session single_active_consumer_tag slave_nodes ssl ssl_cipher ssl_hash ssl_key_exchange \
      ssl_protocol state synchronised_slave_nodes tags timeout tracing transactional type \
      upstream_connections user user_provided_name user_who_performed_action vhost waiting_bytes websocket \
      write";
@@ -95,7 +114,7 @@ mod tests {
     fn a_column_is_known_by_a_row_by_default_or_by_name() {
         let rows = [json!({"own": 1, "nested": {"name": 2}, "with.dot": 3})];
         let unknown = |place: &str, rows: &[Value]| {
-            first_unknown(&[place.to_owned()], &["shown.name"], rows).map(str::to_owned)
+            first_unknown(&[place.to_owned()], &["shown.name"], rows, IN_SOME_ROWS).map(str::to_owned)
         };
         for place in [
             "own",
@@ -111,6 +130,17 @@ mod tests {
         assert_eq!(unknown("nmae", &rows).as_deref(), Some("nmae"));
         assert_eq!(unknown("own", &[]).as_deref(), Some("own"), "an empty list knows no columns of its own");
         assert_eq!(unknown("messages", &[]), None);
+    }
+
+    #[test]
+    fn a_column_of_another_list_is_unknown() {
+        let unknown = |path: &str, place: &str| {
+            let rows = [json!({"key": "amqp", "name_of_a_row": 1})];
+            first_unknown(&[place.to_owned()], &["key"], &rows, in_some_rows(path)).is_some()
+        };
+        assert!(unknown("/api/leveret/environment", "name") && unknown("/api/queues/%2F", "source"));
+        assert!(!unknown("/api/leveret/environment", "key") && !unknown("/api/queues/%2F", "policy"));
+        assert!(unknown("/api/bindings/%2F", "name") && unknown("/api/bindings", "name"));
     }
 
     #[test]

@@ -39,7 +39,7 @@ pub(super) fn find(is_quiet: bool) -> Result<Endpoint, Failure> {
     match usual.each_ref().map(answer) {
         [Some(Found::Leveret), _] => Ok(first.clone()),
         [_, Some(Found::Leveret)] => {
-            say(format!("a Leveret answers at {second}"));
+            say(format!("using the Leveret at {second}"));
             Ok(second.clone())
         }
         [Some(Found::Other), _] => {

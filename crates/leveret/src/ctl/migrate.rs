@@ -120,7 +120,7 @@ fn status(api: &Api, output: &Output) -> Result<(), Failure> {
     output.remark(&format!("phase: {}", status["phase"].as_str().unwrap_or_default()))?;
     let rows = status["queues"].as_array().cloned().unwrap_or_default();
     let keys = ["vhost", "name", "state", "moved", "messages_ready", "messages_unacknowledged", "trouble"];
-    output.rows(&keys.map(Column::new), false, rows)
+    output.rows(&report::columns(&keys), false, rows)
 }
 
 /// A move that is steered.
@@ -297,7 +297,7 @@ impl Migrate<'_> {
         let queues = source.get("/api/queues?disable_stats=false")?;
         let mut rows: Vec<Value> = queues.as_array().cloned().unwrap_or_default();
         rows.iter_mut().for_each(|row| row["remark"] = json!(remark(row, self.way)));
-        let columns = ["vhost", "name", "type", "messages", "message_bytes", "remark"].map(Column::new);
+        let columns = ["vhost", "name", "type", "messages", "message_bytes_ready", "remark"].map(Column::new);
         self.output.rows(&columns, false, rows)?;
         if self.way == MoveDirection::Out && status["can_be_pool"] == false {
             self.output.remark(CANNOT_CHANGE)?;

@@ -18,9 +18,7 @@ pub(super) fn explain(path: &str, mode: Option<&str>, server: &Endpoint) -> Opti
         (None, ["leveret", ..]) => {
             Some(format!("{server} is not a Leveret, and only Leveret has this command"))
         }
-        (Some("broker"), ["leveret", ..]) => {
-            Some("this is a broker: only a pool, which stands in front of an upstream, has this".to_owned())
-        }
+        (Some("broker"), ["leveret", ..]) => Some(only_for_a_pool(&parts[1..].join(" "))),
         (_, ["leveret", ..]) => None,
         (Some("proxy"), ["connections", _] | ["connections", "username", _]) => object(&parts),
         (Some("proxy"), [what, ..]) => Some(format!(
@@ -29,6 +27,11 @@ pub(super) fn explain(path: &str, mode: Option<&str>, server: &Endpoint) -> Opti
         )),
         (_, parts) => object(parts),
     }
+}
+
+/// The reason why a broker has nothing to answer.
+pub(super) fn only_for_a_pool(what: &str) -> String {
+    format!("{what}: only for a pool; this server is a broker")
 }
 
 /// The paths of what a binding needs, the virtual host first; empty for the path of something else.
@@ -125,7 +128,7 @@ mod tests {
             "{pool}"
         );
         let broker = explained("/api/leveret/leases", Some("broker")).unwrap();
-        assert!(broker.starts_with("this is a broker: only a pool"), "{broker}");
+        assert_eq!(broker, "leases: only for a pool; this server is a broker");
         let rabbitmq = explained("/api/leveret/clients", None).unwrap();
         assert_eq!(rabbitmq, "http://here:15672 is not a Leveret, and only Leveret has this command");
     }

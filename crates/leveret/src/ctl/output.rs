@@ -61,6 +61,10 @@ impl Output {
         self.quiet
     }
 
+    pub(super) fn is_json(&self) -> bool {
+        self.format == Format::Json
+    }
+
     /// Prints rows. As JSON they are printed whole, unless columns were chosen.
     pub(super) fn rows(&self, columns: &[Column], chosen: bool, rows: Vec<Value>) -> Result<(), Failure> {
         if self.format == Format::Json {

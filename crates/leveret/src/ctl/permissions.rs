@@ -1,7 +1,7 @@
 //! Permissions of users.
 
 use clap::{Args, Subcommand};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::Vhost;
 use super::api::{Api, path};
@@ -74,11 +74,24 @@ pub(super) struct TopicPermissionsArgs {
     exchange: Option<String>,
 }
 
+/// Sets permissions. Servers refuse those of an unknown user or virtual host without a word about which of them it is.
+fn put(api: &Api, kind: &str, vhost: &str, user: &str, value: &Value) -> Result<(), Failure> {
+    api.put(&path(&[kind, vhost, user]), value).or_else(|failure| {
+        for needed in [["vhosts", vhost], ["users", user]] {
+            if let Ok(None) = api.found(&path(&needed)) {
+                let what = needed[0].trim_end_matches('s');
+                return Err(Failure::Run(format!("no {what} '{}'", needed[1])));
+            }
+        }
+        Err(failure)
+    })
+}
+
 pub(super) fn run(command: &PermissionCommand, api: &Api, output: &Output) -> Result<(), Failure> {
     match command {
         PermissionCommand::Set(Permissions { vhost, user, configure, write, read }) => {
             let value = json!({ "configure": configure, "write": write, "read": read });
-            api.put(&path(&["permissions", &vhost.vhost, user]), &value)?;
+            put(api, "permissions", &vhost.vhost, user, &value)?;
             output.done(&format!("permissions of '{user}' in virtual host '{}' set", vhost.vhost))
         }
         PermissionCommand::Clear(UserPermissionsArgs { vhost, user }) => {
@@ -87,7 +100,7 @@ pub(super) fn run(command: &PermissionCommand, api: &Api, output: &Output) -> Re
         }
         PermissionCommand::SetTopic(TopicPermissions { vhost, user, exchange, write, read }) => {
             let value = json!({ "exchange": exchange, "write": write, "read": read });
-            api.put(&path(&["topic-permissions", &vhost.vhost, user]), &value)?;
+            put(api, "topic-permissions", &vhost.vhost, user, &value)?;
             output.done(&format!("topic permissions of '{user}' for exchange '{exchange}' set"))
         }
         PermissionCommand::ClearTopic(TopicPermissionsArgs { vhost, user, exchange }) => {

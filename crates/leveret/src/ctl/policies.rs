@@ -33,7 +33,7 @@ pub(super) struct Policy {
     #[arg(long, default_value_t = 0, value_name = "N", allow_negative_numbers = true)]
     priority: i64,
     /// queues, exchanges or all; an operator policy is for queues unless this says otherwise
-    #[arg(long, value_name = "WHAT")]
+    #[arg(long, value_name = "WHAT", value_parser = SCOPES, hide_possible_values = true)]
     apply_to: Option<String>,
     /// The policy
     name: String,
@@ -42,6 +42,9 @@ pub(super) struct Policy {
     /// The definition as JSON, such as {"max-length": 1000}
     definition: String,
 }
+
+/// The values that RabbitMQ 4 takes. 3.10 lacks those of one type of queue.
+const SCOPES: [&str; 6] = ["all", "queues", "classic_queues", "quorum_queues", "streams", "exchanges"];
 
 #[derive(Debug, Args)]
 pub(super) struct PolicyName {

@@ -46,8 +46,8 @@ pub(super) struct Purge {
     /// for them, and there is no other copy
     #[arg(long, requires = "of_user")]
     waiting: bool,
-    /// Drop them; without it the command only shows how many there are
-    #[arg(long, requires = "waiting")]
+    /// Drop them; without it the command drops nothing, and shows how many messages of the user wait
+    #[arg(long)]
     yes: bool,
 }
 
@@ -78,16 +78,10 @@ pub(super) fn run(command: &SpoolCommand, api: &Api, output: &Output) -> Result<
             return output
                 .done(&format!("{requeued} parked messages are forwarded again, {left} are parked"));
         }
-        SpoolCommand::Purge(Purge { selection, waiting: true, yes }) => {
-            return purge_waiting(selection, *yes, api, output);
-        }
-        SpoolCommand::Purge(Purge { selection, .. }) => {
-            let answer = api.remove(&(path(&["leveret", "spool", "parked"]) + &selection.query()))?;
-            return output.done(&format!("{} parked messages are dropped", answer["purged"]));
-        }
-        SpoolCommand::Pause => ("pause", "nothing is forwarded"),
-        SpoolCommand::Resume => ("resume", "publishes are accepted and forwarded"),
-        SpoolCommand::Drain => ("drain", "everything is forwarded, and nothing is accepted"),
+        SpoolCommand::Purge(purge) => return purge.run(api, output),
+        SpoolCommand::Pause => ("pause", "forwarding paused"),
+        SpoolCommand::Resume => ("resume", "forwarding resumed"),
+        SpoolCommand::Drain => ("drain", "draining; publishers are blocked until the spool is empty"),
     };
     api.post(&path(&["leveret", "spool", action]), Vec::new())?;
     output.done(done)?;
@@ -97,19 +91,31 @@ pub(super) fn run(command: &SpoolCommand, api: &Api, output: &Output) -> Result<
     Ok(())
 }
 
-/// Messages are dropped only by somebody who knows what that means.
-fn purge_waiting(selection: &Selection, yes: bool, api: &Api, output: &Output) -> Result<(), Failure> {
-    if !yes {
-        let queues = queues(api)?;
-        let selected = queues.iter().filter(|queue| selection.contains(queue));
-        let messages: u64 = selected.filter_map(|queue| queue["messages"].as_u64()).sum();
-        return Err(Failure::Usage(format!(
-            "{messages} messages would be dropped whose publishers have got confirms, and which nobody else has; \
-             add --yes to drop them"
-        )));
+impl Purge {
+    /// Messages are dropped only by somebody who knows what that means.
+    fn run(&self, api: &Api, output: &Output) -> Result<(), Failure> {
+        let Self { selection, waiting, yes } = self;
+        let (kind, what) = match waiting {
+            true => ("waiting", "messages that were not forwarded"),
+            false => ("parked", "parked messages"),
+        };
+        if *yes {
+            let answer = api.remove(&(path(&["leveret", "spool", kind]) + &selection.query()))?;
+            return output.done(&format!("{} {what} are dropped", answer["purged"]));
+        }
+        // The list of parked messages has only the first of them, so they are not counted.
+        let messages = match waiting {
+            true => {
+                let queues = queues(api)?;
+                let selected = queues.iter().filter(|queue| selection.contains(queue));
+                selected.filter_map(|queue| queue["messages"].as_u64()).sum::<u64>().to_string()
+            }
+            false => "parked".to_owned(),
+        };
+        Err(Failure::Usage(format!(
+            "would drop {messages} messages whose publishers already have confirms; add --yes"
+        )))
     }
-    let answer = api.remove(&(path(&["leveret", "spool", "waiting"]) + &selection.query()))?;
-    output.done(&format!("{} messages that were not forwarded are dropped", answer["purged"]))
 }
 
 /// Prints what a drain waits for.

@@ -115,7 +115,7 @@ mod tests {
         let directory = filled();
         let (sound, report) = checked(directory.path());
         assert!(sound, "{report}");
-        assert!(report.contains("journal: 6 records") && report.ends_with("no problems found\n"), "{report}");
+        assert!(report.contains("journal: 6 records") && report.ends_with("no damage found\n"), "{report}");
         assert_eq!(checked(directory.path()), (true, report));
     }
 
@@ -132,13 +132,13 @@ mod tests {
         let (sound, report) = checked(directory.path());
         assert!(!sound);
         assert!(
-            report.contains("DAMAGED journal: journal/") && report.ends_with("damaged places: 1\n"),
+            report.contains("DAMAGED journal: journal/") && report.ends_with("1 damaged place\n"),
             "{report}"
         );
         let mut output = Vec::new();
         let outcome = repair(directory.path(), &mut output);
         let (sound, report) = text(outcome, output);
-        assert!(sound && report.starts_with("journal: gave up journal/"), "{report}");
+        assert!(sound && report.starts_with("journal: discarded journal/"), "{report}");
         assert!(checked(directory.path()).0);
     }
 

@@ -167,7 +167,10 @@ fn set_tags(name: &str, tags: &[String], api: &Api, output: &Output) -> Result<(
         }
     }
     api.put(&path(&["users", name]), &changed)?;
-    output.done(&format!("tags of user '{name}' set: {}", tags.join(" ")))
+    output.done(&match tags {
+        [] => format!("tags of user '{name}' cleared"),
+        tags => format!("tags of user '{name}' set: {}", tags.join(" ")),
+    })
 }
 
 fn user(api: &Api, name: &str) -> Result<Value, Failure> {

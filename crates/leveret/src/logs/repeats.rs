@@ -11,6 +11,8 @@ use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata};
 use tracing_subscriber::layer::{Context, Filter};
 
+use super::fields::write_value;
+
 /// The warnings and errors since the last report.
 #[derive(Debug, Default)]
 pub(super) struct Repeats {
@@ -175,7 +177,10 @@ impl Visit for Text {
                 let host = peer.rsplit_once(':').map_or(&*peer, |(host, _)| host);
                 write!(Part { hasher, text: fields }, " peer={host}")
             }
-            name => write!(Part { hasher, text: fields }, " {name}={value:?}"),
+            name => {
+                let mut part = Part { hasher, text: fields };
+                write!(part, " {name}=").and_then(|()| write_value(&mut part, value))
+            }
         };
     }
 }

@@ -253,7 +253,7 @@ impl Offer {
     fn hand_clients_over(&self, stream: &UnixStream, server: &Server, acceptable: Option<&Acceptable>) {
         let Some(acceptable) = acceptable else { return };
         if let Some(why) = acceptable.refuses(&self.0.clients) {
-            return tracing::warn!(why, "successor cannot take over clients: connections closed");
+            return tracing::warn!(error = why, "successor cannot take over clients: connections closed");
         }
         if let Err(error) = stream.try_clone().and_then(|stream| clients::hand_over(stream, server)) {
             tracing::warn!(%error, "client hand-over failed: connections closed");

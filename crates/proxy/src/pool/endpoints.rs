@@ -80,7 +80,7 @@ pub struct AddressState {
     pub is_up: Option<bool>,
     /// Number of open connections.
     pub connections: usize,
-    /// Why it is not known to be up.
+    /// Why it is not known to be up, or if it is, why the last new connection to it failed.
     pub cause: Option<String>,
 }
 
@@ -142,7 +142,7 @@ impl EndpointState {
             address: self.endpoint.to_string(),
             is_up,
             connections: self.connections,
-            cause: (is_up != Some(true)).then(cause),
+            cause: if is_up == Some(true) { self.cause.clone() } else { Some(cause()) },
         }
     }
 
@@ -547,7 +547,7 @@ const STATE: &str = "proxy::state";
 
 /// Logs that a broker that answered, or was not asked before, does not answer.
 pub(super) fn log_failure(endpoint: &Endpoint, error: &Refusal) {
-    tracing::warn!(target: STATE, %endpoint, %error, "upstream connection failed");
+    tracing::warn!(target: STATE, address = %endpoint, error = error.cause(endpoint), "upstream connection failed");
 }
 
 /// Probes an address that has lost a connection, but not all.
@@ -577,7 +577,8 @@ async fn probe_until_up(pool: Weak<Pool>, endpoint: Endpoint) {
                 if pool.endpoints.mark_unanswered(&pool, &endpoint) {
                     log_failure(&endpoint, &error);
                 } else {
-                    tracing::debug!(%endpoint, %error, "upstream still unreachable");
+                    let error = error.cause(&endpoint);
+                    tracing::debug!(address = %endpoint, error, "upstream still unreachable");
                 }
                 // Its name may resolve to other addresses by now, and no other task asks while none answers.
                 let endpoints = pool.endpoints.clone();

@@ -195,6 +195,11 @@ pub(super) async fn receive<'i>(
         if input.starts_with(&TLS_ALERT) {
             return Err(HandshakeError::Other("it speaks TLS: its address begins with amqps://".to_owned()));
         }
+        if input.starts_with(b"HTTP") {
+            return Err(HandshakeError::Other(
+                "the server speaks HTTP: give its AMQP port (5672)".to_owned(),
+            ));
+        }
         // Validates type and length before the payload is read.
         Frame::parse(input, HANDSHAKE_FRAME_MAX).map_err(|fault| HandshakeError::Other(fault.to_string()))?;
         let length = u32::from_be_bytes([input[3], input[4], input[5], input[6]]) as usize;

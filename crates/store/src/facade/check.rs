@@ -74,15 +74,15 @@ pub fn repair(disk: &Arc<dyn Disk>) -> Result<Vec<String>, StoreError> {
     catalogue::entries(&**disk, Section::StoreFiles, |key, value| inventory.take(key, value));
     let given_up = check_journal(&**disk, &inventory)?.problems;
     journal::repair(&**disk)?;
-    done.extend(given_up.iter().map(|problem| format!("journal: gave up {problem}")));
+    done.extend(given_up.iter().map(|problem| format!("journal: discarded {problem}")));
     let pages = Pages::new(disk.clone(), 1);
-    done.extend(missing_segments(&pages, &inventory)?.iter().map(|missing| format!("gave up {missing}")));
+    done.extend(missing_segments(&pages, &inventory)?.iter().map(|missing| format!("discarded {missing}")));
     for queue in pages.queues(Durability::Durable)? {
         if pages.check(queue)?.is_sound() {
             continue;
         }
         let (_, recovered) = pages.open(queue, Repair::Skip)?;
-        done.extend(recovered.damaged.iter().map(|damage| format!("queue {queue}: gave up {damage}")));
+        done.extend(recovered.damaged.iter().map(|damage| format!("queue {queue}: discarded {damage}")));
     }
     if !done.is_empty() {
         // The remaining files are complete from now on: the next start lists them again.
@@ -170,8 +170,9 @@ impl fmt::Display for CheckReport {
         self.facts.iter().try_for_each(|fact| writeln!(into, "{fact}"))?;
         self.problems.iter().try_for_each(|problem| writeln!(into, "DAMAGED {problem}"))?;
         match self.problems.len() {
-            0 => writeln!(into, "no problems found"),
-            count => writeln!(into, "damaged places: {count}"),
+            0 => writeln!(into, "no damage found"),
+            1 => writeln!(into, "1 damaged place"),
+            count => writeln!(into, "{count} damaged places"),
         }
     }
 }

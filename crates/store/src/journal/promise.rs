@@ -87,5 +87,5 @@ impl JournalReport {
     }
 }
 
-const MISSING: &str = "the file is missing";
+pub(super) const MISSING: &str = "the file is missing";
 const CUT_OFF: &str = "the file is cut off";

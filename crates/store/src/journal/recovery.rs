@@ -57,7 +57,7 @@ pub enum OpenError {
         version: u32,
     },
     /// Records that were once on disk are damaged; [`repair`] discards only those.
-    #[error("the journal is damaged in {} places{}", .0.problems.len(), list_of(&.0.problems))]
+    #[error("the journal is damaged ({}): {}", places(.0.problems.len()), list_of(&.0.problems))]
     Damaged(Box<JournalReport>),
 }
 
@@ -278,7 +278,12 @@ impl Replay {
 }
 
 fn list_of(problems: &[Problem]) -> String {
-    problems.iter().map(|problem| format!("; {problem}")).collect()
+    problems.iter().map(Problem::to_string).collect::<Vec<_>>().join("; ")
+}
+
+/// `1 place`, `2 places`.
+fn places(count: usize) -> String {
+    format!("{count} place{}", if count == 1 { "" } else { "s" })
 }
 
 /// Each pass closes the gap before at least one file. More files than this do not lose all their records at once.

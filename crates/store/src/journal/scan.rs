@@ -5,6 +5,7 @@ use std::{fmt, io};
 
 use super::address::Lsn;
 use super::pending::Extent;
+use super::promise::MISSING;
 use super::record::{self, HEADER, JournalRecordKind, RecordHeader, RecordLocation};
 use super::recovery::OpenError;
 use super::segment::{self, DATA_START, DIR, FileUse, JournalFile, SegmentHeader, SharedFile};
@@ -371,6 +372,9 @@ impl fmt::Display for Torn {
 impl fmt::Display for Problem {
     fn fmt(&self, into: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { file, offset, lost, what, .. } = self;
-        write!(into, "{file}: at byte {offset}: {what} ({lost} bytes)")
+        match *what {
+            MISSING => write!(into, "{file} is missing ({lost} bytes)"),
+            what => write!(into, "{file}: at byte {offset}: {what} ({lost} bytes)"),
+        }
     }
 }

@@ -67,7 +67,8 @@ pub(super) fn read_pair(
 ) -> Result<(CertifiedKey, CertificateInfo), TlsError> {
     let chain = read_certificates(TlsFile::Certificate, &files.certificate)?;
     let of_key = |reason: String| TlsError::new(TlsFile::Key, &files.key, reason);
-    let key = PrivateKeyDer::from_pem_file(&files.key).map_err(|error| of_key(key_fault(&error)))?;
+    let key =
+        PrivateKeyDer::from_pem_file(&files.key).map_err(|error| of_key(key_fault(&files.key, &error)))?;
     let first = chain.first().cloned().unwrap_or_else(|| CertificateDer::from(Vec::new()));
     let of_certificate = |reason| TlsError::new(TlsFile::Certificate, &files.certificate, reason);
     let info = inspect(&files.certificate, &first, ends(&chain)).map_err(of_certificate)?;
@@ -111,11 +112,24 @@ fn pem_fault(error: &pem::Error) -> String {
     }
 }
 
-fn key_fault(error: &pem::Error) -> String {
+fn key_fault(path: &Path, error: &pem::Error) -> String {
     match error {
-        pem::Error::NoItemsFound => "contains no unencrypted private key in PEM form".to_owned(),
+        pem::Error::Io(_) => pem_fault(error),
+        _ if has_encrypted_key(path) => "is encrypted; decrypt it with openssl pkey".to_owned(),
+        pem::Error::NoItemsFound => "contains no private key in PEM form".to_owned(),
         other => pem_fault(other),
     }
+}
+
+/// Whether the file has an encrypted key: of PKCS #8 (RFC 7468, section 11), or of the traditional form, with a header
+/// (RFC 1421, section 4.6.1.1).
+fn has_encrypted_key(path: &Path) -> bool {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    text.lines().any(|line| {
+        let header = line.strip_prefix("Proc-Type:");
+        line == "-----BEGIN ENCRYPTED PRIVATE KEY-----"
+            || header.is_some_and(|kind| kind.contains("ENCRYPTED"))
+    })
 }
 
 /// The bytes are not an X.509 certificate.

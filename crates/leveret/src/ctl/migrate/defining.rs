@@ -60,7 +60,7 @@ impl Migrate<'_> {
             self.grant()?;
         }
         let present: usize = plan.present.values().sum();
-        self.output.remark(&format!("{made} definitions made, {present} are there already"))?;
+        self.output.remark(&format!("created {made} definitions, {present} already exist"))?;
         for line in &refused {
             self.output.remark(&format!("refused: {line}"))?;
         }

@@ -133,7 +133,7 @@ impl Migrate<'_> {
                 Some("moved") => {
                     let status = status?;
                     self.output
-                        .remark(&format!("this server is a pool in front of {}", status["addresses"]))?;
+                        .remark(&format!("this server is a pool in front of {}", addresses(&status)))?;
                     return report::compare(&status, self.way, self.output);
                 }
                 Some("failed") => return Err(failure(&status?)),
@@ -192,6 +192,12 @@ fn failure(status: &Value) -> Failure {
 
 fn queues(status: &Value) -> impl Iterator<Item = &Value> {
     status["queues"].as_array().into_iter().flatten()
+}
+
+/// The AMQP addresses of the other broker, by commas.
+fn addresses(status: &Value) -> String {
+    let addresses = status["addresses"].as_array().into_iter().flatten();
+    addresses.filter_map(Value::as_str).collect::<Vec<_>>().join(", ")
 }
 
 fn is_troubled(queue: &Value) -> bool {

@@ -42,8 +42,7 @@ pub(super) fn compare(status: &Value, way: MoveDirection, output: &Output) -> Re
         MoveDirection::Out => &["vhost", "name", "moved", "before", "there", "maybe_twice", "counts"],
         MoveDirection::In => &["vhost", "name", "moved", "before", "messages_ready", "left", "counts"],
     };
-    let columns: Vec<_> = keys.iter().map(|key| Column::new(key)).collect();
-    output.rows(&columns, false, rows)?;
+    output.rows(&columns(keys), false, rows)?;
     if differing > 0 {
         return Err(Failure::Run(format!(
             "{differing} queues have other counts than what was moved: messages there may have been consumed, have expired, or \
@@ -57,10 +56,21 @@ pub(super) fn compare(status: &Value, way: MoveDirection, output: &Output) -> Re
 pub(super) fn troubles(status: &Value, output: &Output) -> Result<(), Failure> {
     let queues = status["queues"].as_array().into_iter().flatten();
     let rows: Vec<_> = queues.filter(|queue| queue["trouble"].is_string()).cloned().collect();
-    let columns: Vec<_> =
-        ["vhost", "name", "state", "messages_ready", "trouble"].iter().map(|key| Column::new(key)).collect();
-    output.rows(&columns, false, rows)
+    output.rows(&columns(&["vhost", "name", "state", "messages_ready", "trouble"]), false, rows)
 }
+
+/// The columns of these members of the API's objects.
+pub(super) fn columns(keys: &[&str]) -> Vec<Column> {
+    let column = |key: &&str| {
+        let heading = HEADINGS.iter().find(|(member, _)| member == key).map_or(*key, |(_, heading)| heading);
+        Column::headed(heading, key)
+    };
+    keys.iter().map(column).collect()
+}
+
+/// Headings that differ from the member of the API.
+const HEADINGS: [(&str, &str); 3] =
+    [("trouble", "error"), ("there", "target"), ("maybe_twice", "possible_duplicates")];
 
 #[cfg(test)]
 mod tests {

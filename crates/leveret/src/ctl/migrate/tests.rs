@@ -175,7 +175,9 @@ fn a_cluster_that_refuses_the_login_ends_the_command() {
     let here = Arc::clone(&broker);
     let there = serve(|_| (401, json!({"error": "not_authorised", "reason": "Login failed"})));
     let reported = see_through(serve(move |request| here.answer(request)), there, TARGET);
-    assert_eq!(reported, Err("user 'guest' is refused: Login failed".to_owned()));
+    let error = reported.unwrap_err();
+    assert!(error.starts_with("http://127.0.0.1:"), "{error}");
+    assert!(error.ends_with(": user 'guest' is refused: Login failed"), "{error}");
     assert_eq!(broker.finishes(), 0);
 }
 

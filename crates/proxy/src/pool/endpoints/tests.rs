@@ -279,6 +279,12 @@ async fn an_address_is_up_while_its_connections_work_and_unknown_until_it_is_ask
     endpoints.failed(&pool, &one);
     assert_eq!(states(&endpoints), [(Some(true), 1, None)]);
     assert!(endpoints.any_up());
+    endpoints.set_failure_cause(&one, &Refusal::unreachable("127.0.0.1:1: handshake timed out"));
+    let cause = || Some("handshake timed out".to_owned());
+    assert_eq!(states(&endpoints), [(Some(true), 1, cause())]);
+    endpoints.heard(&one);
+    assert_eq!(states(&endpoints), [(Some(true), 1, None)]);
+    endpoints.failed(&pool, &one);
     endpoints.closed(&pool, &one);
     assert_eq!(states(&endpoints), [(Some(false), 0, Some("not responding".to_owned()))]);
     assert!(!endpoints.any_up() && endpoints.reach() != Reachability::Answers);

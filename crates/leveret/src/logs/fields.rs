@@ -1,0 +1,105 @@
+//! The fields of log lines, as logfmt: `error="Connection refused (os error 111)" address=127.0.0.1:5672`.
+
+use std::fmt::{self, Write as _};
+
+use tracing::field::{Field, Visit};
+use tracing_subscriber::field::RecordFields;
+use tracing_subscriber::fmt::FormatFields;
+use tracing_subscriber::fmt::format::Writer;
+
+/// Writes the message, and each field as `name=value`. Values that parsers of logfmt would cut are quoted, whether they were
+/// recorded as text, by `%` or by `?`.
+pub(super) struct LogFields;
+
+impl<'w> FormatFields<'w> for LogFields {
+    fn format_fields<R: RecordFields>(&self, writer: Writer<'w>, fields: R) -> fmt::Result {
+        let mut line = Line { writer, is_empty: true, result: Ok(()) };
+        fields.record(&mut line);
+        line.result
+    }
+}
+
+struct Line<'w> {
+    writer: Writer<'w>,
+    is_empty: bool,
+    result: fmt::Result,
+}
+
+impl Line<'_> {
+    fn write(&mut self, name: &str, value: &dyn fmt::Debug) -> fmt::Result {
+        if !std::mem::take(&mut self.is_empty) {
+            self.writer.write_char(' ')?;
+        }
+        if name == "message" {
+            return Printable(&mut self.writer).write_fmt(format_args!("{value:?}"));
+        }
+        let name = name.strip_prefix("r#").unwrap_or(name);
+        if self.writer.has_ansi_escapes() {
+            // Italic, and dimmed.
+            write!(self.writer, "\x1b[3m{name}\x1b[0m\x1b[2m=\x1b[0m")?;
+        } else {
+            write!(self.writer, "{name}=")?;
+        }
+        write_value(&mut self.writer, value)
+    }
+}
+
+impl Visit for Line<'_> {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        if self.result.is_ok() {
+            self.result = self.write(field.name(), value);
+        }
+    }
+}
+
+/// Writes a value, quoted if it is empty, or has blanks, quotes, `=` or control characters.
+pub(super) fn write_value(into: &mut impl fmt::Write, value: &dyn fmt::Debug) -> fmt::Result {
+    let text = format!("{value:?}");
+    let is_quoted = text.len() >= 2 && text.starts_with('"') && text.ends_with('"');
+    let needs_quotes = |sign: char| sign.is_whitespace() || sign.is_control() || matches!(sign, '"' | '=');
+    if is_quoted || !(text.is_empty() || text.contains(needs_quotes)) {
+        into.write_str(&text)
+    } else {
+        write!(into, "{text:?}")
+    }
+}
+
+/// Escapes control characters of messages: peers choose parts of some, and must not move the cursor of who reads the log.
+struct Printable<'p, W>(&'p mut W);
+
+impl<W: fmt::Write> fmt::Write for Printable<'_, W> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        text.chars().try_for_each(|sign| match sign.is_control() && !matches!(sign, '\n' | '\t') {
+            true => write!(self.0, "{}", sign.escape_default()),
+            false => self.0.write_char(sign),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_with_blanks_are_quoted_however_they_were_recorded() {
+        let written = |value: &dyn fmt::Debug| {
+            let mut text = String::new();
+            write_value(&mut text, value).unwrap();
+            text
+        };
+        assert_eq!(written(&format_args!("handshake timed out")), "\"handshake timed out\"");
+        assert_eq!(written(&format_args!("127.0.0.1:5672")), "127.0.0.1:5672");
+        assert_eq!(written(&format_args!("amqp://a/?x=1")), "\"amqp://a/?x=1\"");
+        assert_eq!(written(&format_args!("say \"no\"")), r#""say \"no\"""#);
+        assert_eq!(written(&format_args!("")), "\"\"");
+        assert_eq!(written(&"ann"), "\"ann\"");
+        assert_eq!(written(&7), "7");
+    }
+
+    #[test]
+    fn a_message_cannot_move_the_cursor() {
+        let mut text = String::new();
+        write!(Printable(&mut text), "a\x1b[2J\tb").unwrap();
+        assert_eq!(text, "a\\u{1b}[2J\tb");
+    }
+}
