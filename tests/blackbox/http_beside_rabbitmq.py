@@ -15,6 +15,7 @@ from harness.releases import RELEASES
 
 ALL = {"configure": ".*", "write": ".*", "read": ".*"}
 POLICY = {"pattern": "^q", "definition": {"max-length": 10}, "priority": 1, "apply-to": "queues"}
+TOPIC = {"exchange": "amq.topic", "write": ".*", "read": ".*"}
 STRING = {"routing_key": "q1", "payload": "hello", "payload_encoding": "string"}
 GET = {"count": 5, "ackmode": "ack_requeue_true", "encoding": "auto"}
 
@@ -430,8 +431,18 @@ def test_a_value_of_the_wrong_type_changes_nothing(both):
         for priority, kind in itertools.product((None, "1", "x", True, []), ("policies", "operator-policies")):
             policy = {**POLICY, "definition": {"max-length": 5}, "priority": priority}
             check_refused(management, management.status("PUT", f"{kind}/v1/typed", policy))
+        for key, wrong, kind in itertools.product(("pattern", "apply-to"), (None, 5), ("policies", "operator-policies")):
+            policy = {**POLICY, "definition": {"max-length": 5}, key: wrong}
+            check_refused(management, management.status("PUT", f"{kind}/v1/typed", policy))
+        assert management.status("PUT", "permissions/v1/typed", ALL) == 201
+        for key, wrong in itertools.product(ALL, (None, 5)):
+            check_refused(management, management.status("PUT", "permissions/v1/typed", {**ALL, key: wrong}))
+            check_refused(management, management.status("PUT", "topic-permissions/v1/typed", {**TOPIC, "write": wrong}))
         assert management.get("whoami", user="typed:x")["tags"] == ["management"]
         assert management.get("policies/v1/typed")["definition"] == POLICY["definition"]
+        assert management.get("policies/v1/typed")["pattern"] == POLICY["pattern"]
+        assert {key: management.get("permissions/v1/typed")[key] for key in ALL} == ALL
+        assert management.status("GET", "topic-permissions/v1/typed") == 404
         assert management.status("GET", "operator-policies/v1/typed") == 404
 
 

@@ -228,3 +228,30 @@ def test_mqtt_clients_see_a_stomp_message_alike(same, persistent):
         return reader.answer()
 
     same(send)
+
+
+def test_a_subscription_may_have_a_priority(same):
+    def subscribe(side):
+        clients = []
+        for header in ("", "x-priority:9\n", "x-priority:-2\n"):
+            client, _ = side.stomp()
+            client.send(f"SUBSCRIBE\nid:1\nreceipt:r\ndestination:/queue/ranked\nack:client-individual\n{header}\n")
+            assert client.frame()[0] == "RECEIPT"
+            clients.append(client)
+        got = []
+        for number in range(3):
+            clients[0].send(f"SEND\ndestination:/queue/ranked\n\n{number}")
+            got.append(clients[1].frame()[2])
+        side.http.status("DELETE", "queues/%2F/ranked")
+        return got
+
+    assert same(subscribe) == ["0", "1", "2"]
+
+
+def test_a_priority_that_is_no_number_is_refused(same):
+    def subscribe(side):
+        client, _ = side.stomp()
+        client.send("SUBSCRIBE\nid:1\ndestination:/queue/unranked\nx-priority:high\n\n")
+        return client.frame()[0]
+
+    assert same(subscribe) == "ERROR"

@@ -63,6 +63,10 @@ pub enum PolicyKey {
     No,
     /// A policy, but no operator policy.
     Policy,
+    /// A policy, but not in RabbitMQ 4.
+    PolicyUntil4,
+    /// A policy, and in RabbitMQ 4 an operator policy.
+    OperatorSince4,
     /// A policy and an operator policy.
     Operator,
 }
@@ -126,6 +130,14 @@ impl ArgumentSpec {
         Self { policy: PolicyKey::Policy, ..self }
     }
 
+    const fn policy_until_4(self) -> Self {
+        Self { policy: PolicyKey::PolicyUntil4, ..self }
+    }
+
+    const fn operator_policy_since_4(self) -> Self {
+        Self { policy: PolicyKey::OperatorSince4, ..self }
+    }
+
     const fn operator_policy(self) -> Self {
         Self { policy: PolicyKey::Operator, ..self }
     }
@@ -148,19 +160,19 @@ pub static QUEUE_ARGUMENTS: [ArgumentSpec; 29] = [
     ArgumentSpec::new("x-expires", LIFETIME).classic(1).quorum(4).operator_policy().stomp(),
     ArgumentSpec::new("x-message-ttl", MILLISECONDS).classic(2).quorum(14).operator_policy().stomp(),
     ArgumentSpec::new("x-dead-letter-routing-key", DeadLetterKey).classic(4).quorum(2).policy().stomp(),
-    ArgumentSpec::new("x-dead-letter-strategy", STRATEGY).quorum(3).policy().without_effect(),
+    ArgumentSpec::new("x-dead-letter-strategy", STRATEGY).quorum(3).policy(),
     ArgumentSpec::new("x-max-length", COUNT).classic(5).quorum(5).operator_policy().stomp(),
     ArgumentSpec::new("x-max-length-bytes", COUNT).classic(6).quorum(6).operator_policy().stomp(),
     ArgumentSpec::new("x-max-in-memory-length", COUNT).quorum(7).operator_policy().without_effect(),
     ArgumentSpec::new("x-max-in-memory-bytes", COUNT).quorum(8).operator_policy().without_effect(),
     ArgumentSpec::new("x-max-priority", PRIORITY).classic(7).stomp(),
-    ArgumentSpec::new("x-overflow", OVERFLOW).classic(8).quorum(9).policy().stomp(),
+    ArgumentSpec::new("x-overflow", OVERFLOW).classic(8).quorum(9).operator_policy_since_4().stomp(),
     ArgumentSpec::new("x-queue-mode", QUEUE_MODE).classic(9).policy().stomp(),
-    ArgumentSpec::new("x-queue-version", QUEUE_VERSION).classic(10).policy().without_effect(),
+    ArgumentSpec::new("x-queue-version", QUEUE_VERSION).classic(10).operator_policy_since_4().without_effect(),
     ArgumentSpec::new("x-single-active-consumer", Flag).classic(11).quorum(10).stomp(),
     ArgumentSpec::new("x-quorum-initial-group-size", GROUP_SIZE).quorum(12).without_effect(),
     ArgumentSpec::new("x-queue-leader-locator", LEADER_LOCATOR).classic_since_4(14).quorum(15).policy().without_effect(),
-    ArgumentSpec::new("x-queue-master-locator", MASTER_LOCATOR).classic(13).policy().unchecked().without_effect(),
+    ArgumentSpec::new("x-queue-master-locator", MASTER_LOCATOR).classic(13).policy_until_4().unchecked().without_effect(),
     ArgumentSpec::new("x-delivery-limit", COUNT).quorum(13).operator_policy().stomp().unchecked(),
     ArgumentSpec::new("x-max-age", Unspecified).stream().policy().without_effect(),
     ArgumentSpec::new("x-stream-max-segment-size-bytes", Unspecified).stream().policy().without_effect(),

@@ -106,6 +106,8 @@ pub struct QueueArguments {
     pub overflow: Overflow,
     /// `x-dead-letter-exchange` and `x-dead-letter-routing-key`.
     pub dead_lettering: Option<DeadLettering>,
+    /// `x-dead-letter-strategy` is `at-least-once` (quorum).
+    pub dead_letters_at_least_once: bool,
     /// `x-max-priority`.
     pub max_priority: Option<u8>,
     /// `x-single-active-consumer`.
@@ -128,12 +130,12 @@ impl QueueArguments {
         compatibility: Compatibility,
     ) -> Result<Self, BrokerError> {
         check::check_queue_arguments(table, queue, vhost, compatibility)?;
-        Ok(Self::read(table, &[]))
+        Ok(Self::read(table, &[], compatibility))
     }
 
     /// Reads validated arguments: a queue's own, then those of its policies. The lowest of several numbers applies, and
-    /// otherwise the first value.
-    pub(crate) fn read(own: &FieldTable, policies: &[&FieldTable]) -> Self {
+    /// otherwise the first value; for delivery limits see [`Compatibility::merged_delivery_limit`].
+    pub(crate) fn read(own: &FieldTable, policies: &[&FieldTable], compatibility: Compatibility) -> Self {
         let values = |key: &'static str| {
             debug_assert!(ArgumentSpec::find(key).is_some(), "{key} is not in the table of arguments");
             iter::once(&own).chain(policies).filter_map(move |table| table.get(key))
@@ -145,22 +147,27 @@ impl QueueArguments {
             exchange: exchange.into(),
             routing_key: text("x-dead-letter-routing-key").map(Into::into),
         });
+        let kind = QueueKind::of(own);
+        let delivery_limits = values("x-delivery-limit").filter_map(FieldValue::as_integer);
         Self {
-            kind: QueueKind::of(own),
+            kind,
             message_ttl: number("x-message-ttl"),
             expires: number("x-expires"),
             max_length: number("x-max-length"),
             max_length_bytes: number("x-max-length-bytes"),
-            overflow: match text("x-overflow") {
-                Some("reject-publish") => Overflow::RejectPublish,
-                Some("reject-publish-dlx") => Overflow::RejectPublishDlx,
+            overflow: match (text("x-overflow"), kind) {
+                (Some("reject-publish"), _) => Overflow::RejectPublish,
+                // Quorum queues accept the value, and drop the oldest message.
+                (Some("reject-publish-dlx"), QueueKind::Classic) => Overflow::RejectPublishDlx,
                 _ => Overflow::DropHead,
             },
             dead_lettering,
+            dead_letters_at_least_once: text("x-dead-letter-strategy") == Some("at-least-once"),
             max_priority: number("x-max-priority").map(|n| n.min(u64::from(u8::MAX)) as u8),
             single_active_consumer: values("x-single-active-consumer").next()
                 == Some(&FieldValue::Boolean(true)),
-            delivery_limit: values("x-delivery-limit").filter_map(FieldValue::as_integer).min(),
+            delivery_limit: delivery_limits
+                .reduce(|one, other| compatibility.merged_delivery_limit(one, other)),
             lazy: text("x-queue-mode") == Some("lazy"),
         }
     }
@@ -173,6 +180,12 @@ impl QueueArguments {
         self.max_length_bytes = lower(self.max_length_bytes, capacity.bytes);
         self.overflow = Overflow::DropHead;
         self
+    }
+
+    /// Whether its dead letters should arrive at least once. The strategy needs the overflow `reject-publish` (RabbitMQ,
+    /// "Quorum Queues", "Dead Lettering").
+    pub(crate) fn promises_dead_letters(&self) -> bool {
+        self.dead_letters_at_least_once && self.overflow == Overflow::RejectPublish
     }
 }
 
@@ -213,6 +226,7 @@ mod tests {
             max_length_bytes: Some(8),
             overflow: Overflow::RejectPublish,
             dead_lettering: Some(DeadLettering { exchange: "".into(), routing_key: Some("k".into()) }),
+            dead_letters_at_least_once: false,
             max_priority: Some(255),
             single_active_consumer: true,
             delivery_limit: None,
@@ -285,7 +299,7 @@ mod tests {
         let value = match spec.value {
             ArgumentValue::Count { .. } => FieldValue::I32(2),
             ArgumentValue::Flag => FieldValue::Boolean(true),
-            ArgumentValue::Choice(known, _) => FieldValue::text(*known.last().unwrap()),
+            ArgumentValue::Choice(known, _) => FieldValue::text(known[1]),
             _ => FieldValue::text("name"),
         };
         let mut table = without(kind, spec);

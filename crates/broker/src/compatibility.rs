@@ -1,6 +1,6 @@
 //! The RabbitMQ release whose behaviour the broker follows.
 
-use amqp::{ArgumentSpec, ReplyCode};
+use amqp::{ArgumentSpec, PolicyKey, ReplyCode};
 
 use crate::arguments::{QueueArguments, QueueKind};
 use crate::message::Message;
@@ -31,6 +31,12 @@ impl Compatibility {
             (Self::V4, None) => Some(20),
             (_, Some(limit)) => Some(limit.max(0) as u64),
         }
+    }
+
+    /// The delivery limit in effect where an argument gives one and a policy another. In RabbitMQ 4 a negative one, which
+    /// means none, does not lift the other.
+    pub(crate) fn merged_delivery_limit(self, one: i64, other: i64) -> i64 {
+        if self == Self::V4 && (one < 0 || other < 0) { one.max(other) } else { one.min(other) }
     }
 
     /// The order in which a queue with these arguments of its own delivers messages.
@@ -154,6 +160,11 @@ impl Compatibility {
         self == Self::V4
     }
 
+    /// Whether a STOMP subscription may have a priority.
+    pub fn has_stomp_priorities(self) -> bool {
+        self == Self::V4
+    }
+
     /// The end of the text that refuses a STOMP client's login.
     pub fn stomp_login_error_suffix(self) -> &'static str {
         match self {
@@ -162,9 +173,29 @@ impl Compatibility {
         }
     }
 
-    /// Whether the release supports this queue argument, or the policy key that sets it.
+    /// Whether the release supports this queue argument.
     pub(crate) fn knows(self, spec: &ArgumentSpec) -> bool {
         self == Self::V4 || !spec.is_since_4
+    }
+
+    /// Whether a policy may have the key that sets this argument.
+    pub(crate) fn allows_policy_key(self, spec: &ArgumentSpec) -> bool {
+        let is_allowed = match spec.policy {
+            PolicyKey::No => false,
+            PolicyKey::PolicyUntil4 => self == Self::V3_10,
+            PolicyKey::Policy | PolicyKey::OperatorSince4 | PolicyKey::Operator => true,
+        };
+        is_allowed && self.knows(spec)
+    }
+
+    /// Whether an operator policy may have the key that sets this argument.
+    pub(crate) fn allows_operator_key(self, spec: &ArgumentSpec) -> bool {
+        let is_allowed = match spec.policy {
+            PolicyKey::No | PolicyKey::Policy | PolicyKey::PolicyUntil4 => false,
+            PolicyKey::OperatorSince4 => self == Self::V4,
+            PolicyKey::Operator => true,
+        };
+        is_allowed && self.knows(spec)
     }
 
     /// Whether virtual hosts may be protected from deletion, and operators can lift the protection.

@@ -64,6 +64,9 @@ counters! {
     messages_dead_lettered_delivery_limit: SharedCounter,
     /// Dead letters dropped because a single message had caused too many of them.
     dead_letters_dropped: SharedCounter,
+    /// Dead letters of queues with x-dead-letter-strategy=at-least-once that were routed to no queue, or that a full queue
+    /// refused.
+    dead_letters_lost: SharedCounter,
     /// Ready messages removed from their queue's memory and left on disk; each time counts.
     messages_paged_out: SharedCounter,
     /// Body bytes of messages that were paged out.

@@ -2,6 +2,7 @@
 
 mod definition;
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 
 use amqp::{FieldTable, FieldValue};
@@ -20,7 +21,7 @@ pub struct Policy {
     pub name: String,
     /// Matches the names to which it applies.
     pub pattern: Pattern,
-    /// Only the matching policy with the highest priority is applied.
+    /// Only the matching policy with the highest priority is applied; of several, the one whose name comes first.
     pub priority: i64,
     /// Queues, exchanges, or both.
     pub apply_to: ApplyTo,
@@ -52,7 +53,8 @@ pub(crate) struct PolicyTable {
     operator: Ranking,
 }
 
-/// Policies in descending order of priority.
+/// Policies in descending order of priority, and those of the same priority in the order of their names: which one is in
+/// effect depends on nothing that a restart forgets.
 #[derive(Clone, Default)]
 struct Ranking(Vec<Arc<Policy>>);
 
@@ -89,14 +91,14 @@ impl PolicyTable {
         self.policies.of_exchange(exchange).map(|policy| policy.name.clone())
     }
 
-    /// The arguments in effect for a queue: its own, merged with those of its policies. Of two numbers the
-    /// lower one is used; otherwise an argument takes precedence over a policy, and a policy over an operator
-    /// policy.
+    /// The arguments in effect for a queue: its own, merged with those of its policies, as [`QueueArguments::read`] does.
+    /// An argument takes precedence over a policy, and a policy over an operator policy.
     pub(crate) fn arguments_of(&self, queue: &Queue) -> QueueArguments {
         let [policy, operator] = [&self.policies, &self.operator].map(|ranking| {
             ranking.of_queue(queue).map_or(&NO_ARGUMENTS, |policy| &policy.definition.arguments)
         });
-        let arguments = QueueArguments::read(&queue.own_arguments(), &[policy, operator]);
+        let arguments =
+            QueueArguments::read(&queue.own_arguments(), &[policy, operator], queue.compatibility());
         match &queue.properties().capacity {
             Some(capacity) => arguments.within(**capacity),
             None => arguments,
@@ -115,13 +117,14 @@ impl PolicyTable {
 impl Ranking {
     fn set(&mut self, policy: Policy) {
         self.0.retain(|other| other.name != policy.name);
-        let at = self.0.partition_point(|other| other.priority >= policy.priority);
+        let rank = |policy: &Policy| (Reverse(policy.priority), policy.name.clone());
+        let at = self.0.partition_point(|other| rank(other) < rank(&policy));
         self.0.insert(at, Arc::new(policy));
     }
 
     /// The policy that applies to a queue.
     fn of_queue(&self, queue: &Queue) -> Option<&Policy> {
-        self.first(|policy| policy.applies_to_queue(queue.name(), queue.kind()))
+        self.first(|policy| policy.applies_to_queue(queue))
     }
 
     /// The policy that applies to an exchange.
@@ -137,13 +140,14 @@ impl Ranking {
 
 impl Policy {
     /// A policy with a key that this type of queue does not support does not apply at all.
-    fn applies_to_queue(&self, name: &str, kind: QueueKind) -> bool {
+    fn applies_to_queue(&self, queue: &Queue) -> bool {
+        let kind = queue.kind();
         let is_meant = match self.apply_to {
             ApplyTo::All | ApplyTo::Queues => true,
             ApplyTo::QueuesOf(meant) => meant == kind,
             ApplyTo::Streams | ApplyTo::Exchanges => false,
         };
-        is_meant && self.definition.suits(kind) && self.pattern.matches(name)
+        is_meant && self.definition.suits(kind, queue.compatibility()) && self.pattern.matches(queue.name())
     }
 
     fn applies_to_exchange(&self, name: &str) -> bool {

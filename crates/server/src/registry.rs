@@ -52,6 +52,8 @@ pub struct OpenConnection {
     outbox: Arc<Outbox>,
     byte_rates: ByteRates,
     flow: FlowMark,
+    /// Set while an alarm keeps its publishes from being read.
+    is_blocked: AtomicBool,
     asked_to_close: AtomicBool,
     close_reason: Mutex<Option<Box<str>>, { Rank::Leaf as u8 }>,
 }
@@ -202,6 +204,7 @@ impl OpenConnection {
             outbox: Arc::clone(opening.outbox),
             byte_rates: ByteRates::default(),
             flow: FlowMark::default(),
+            is_blocked: AtomicBool::new(false),
             asked_to_close: AtomicBool::new(false),
             close_reason: Mutex::default(),
         })
@@ -324,6 +327,16 @@ impl OpenConnection {
     /// Whether a queue holds one of its publishers, or has done so in the last second.
     pub fn is_in_flow(&self, now: Timestamp) -> bool {
         self.flow.is_recent(now)
+    }
+
+    /// An alarm has blocked it, or blocks it no more.
+    pub(crate) fn set_blocked(&self, is_blocked: bool) {
+        self.is_blocked.store(is_blocked, Ordering::Relaxed);
+    }
+
+    /// Whether an alarm blocks it: it has published since the alarm was raised.
+    pub fn is_blocked(&self) -> bool {
+        self.is_blocked.load(Ordering::Relaxed)
     }
 
     /// The number of its channels.

@@ -6,7 +6,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Value, json};
 
 use super::SESSION;
-use super::call::{ApiAnswer, Call, Reply, arguments, raw, short, text};
+use super::call::{ApiAnswer, Call, Reply, arguments, raw, short, text_or_null};
 use super::error::ApiError;
 use super::exchanges;
 use super::listing::list;
@@ -79,7 +79,7 @@ pub(super) fn bind(call: &Call) -> ApiAnswer {
     let mut body = call.object()?;
     let arguments = arguments(call, &mut body)?;
     let (destination, is_queue) = destination(call);
-    let key = short("routing_key", text(&body, "routing_key", "")?)?;
+    let key = short("routing_key", text_or_null(&body, "routing_key")?)?;
     let binding = Binding {
         source: exchanges::name(call.at("source")),
         destination,

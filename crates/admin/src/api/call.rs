@@ -255,15 +255,24 @@ pub(super) fn flag(body: &Map<String, Value>, key: &str, default: bool) -> Resul
     }
 }
 
+/// Reads a string that may be omitted. `null` is none: where it stood for an empty string, a pattern would match everything.
 pub(super) fn text<'b>(
     body: &'b Map<String, Value>,
     key: &str,
     default: &'b str,
 ) -> Result<&'b str, ApiError> {
     match body.get(key) {
-        None | Some(Value::Null) => Ok(default),
+        None => Ok(default),
         Some(Value::String(text)) => Ok(text),
         Some(other) => Err(ApiError::bad_request(format!("{key} is not a string: {other}"))),
+    }
+}
+
+/// As [`text`], for the strings that may also be `null`, as in RabbitMQ: then they are empty.
+pub(super) fn text_or_null<'b>(body: &'b Map<String, Value>, key: &str) -> Result<&'b str, ApiError> {
+    match body.get(key) {
+        Some(Value::Null) => Ok(""),
+        _ => text(body, key, ""),
     }
 }
 

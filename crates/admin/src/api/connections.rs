@@ -10,7 +10,7 @@ use super::consumers::consumers_of_channel;
 use super::error::ApiError;
 use super::listing::list;
 use super::overview::columns;
-use super::process::{ChannelInfo, ClientConnection};
+use super::process::{ChannelInfo, ClientConnection, ConnectionInfo};
 use super::{sessions, stats};
 
 /// `GET /api/connections`, and those of a virtual host.
@@ -151,7 +151,7 @@ fn show(call: &Call, named: &NamedConnection) -> Value {
     let (received, sent) = connection.byte_rates(call.now());
     let user_provided_name = info.client_properties.get("connection_name").cloned();
     let mut shown = json!({
-        "name": named.name, "node": call.api.process.node_name(), "state": state(connection.is_in_flow(call.now())),
+        "name": named.name, "node": call.api.process.node_name(), "state": connection_state(call, connection, &info),
         "type": "network",
         "protocol": info.protocol, "user": connection.user(), "user_who_performed_action": connection.user(),
         "vhost": connection.vhost(), "host": info.host, "port": info.port, "peer_host": info.peer_host,
@@ -175,7 +175,18 @@ fn show(call: &Call, named: &NamedConnection) -> Value {
     shown
 }
 
-/// RabbitMQ's name of a state.
+/// The state of a connection. Once an alarm is raised, an AMQP connection is `blocking` until it publishes, and then `blocked`.
+fn connection_state(call: &Call, connection: &dyn ClientConnection, info: &ConnectionInfo) -> &'static str {
+    if connection.is_blocked() {
+        "blocked"
+    } else if info.protocol.starts_with("AMQP") && call.api.process.blocks_publishers() {
+        "blocking"
+    } else {
+        state(connection.is_in_flow(call.now()))
+    }
+}
+
+/// RabbitMQ's name of the state of a channel, or of a connection without an alarm.
 fn state(is_in_flow: bool) -> &'static str {
     if is_in_flow { "flow" } else { "running" }
 }

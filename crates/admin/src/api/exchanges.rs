@@ -39,6 +39,7 @@ pub(super) fn declare(call: &Call) -> ApiAnswer {
     let declare = ExchangeDeclare {
         name: short("the exchange's name", call.at("name"))?,
         kind: match body.get("type") {
+            // RabbitMQ's answer names the type.
             Some(Value::Null) => "null",
             _ => text(&body, "type", "direct")?,
         },

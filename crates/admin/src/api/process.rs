@@ -196,6 +196,9 @@ pub trait ClientConnection: Send + Sync {
     /// Whether a queue holds one of its publishers, or has done so in the second before `now`.
     fn is_in_flow(&self, now: Timestamp) -> bool;
 
+    /// Whether it has published while an alarm is raised, and is not read until there is none.
+    fn is_blocked(&self) -> bool;
+
     /// Its session, if it is MQTT's or STOMP's.
     fn session(&self) -> Option<SessionInfo>;
 

@@ -4,7 +4,7 @@ use broker::{Compatibility, PriorityCounts, QueueDeclare, QueueKind, VirtualHost
 use serde_json::{Map, Value, json};
 
 use super::SESSION;
-use super::call::{ApiAnswer, Call, Reply, arguments, flag, raw, short};
+use super::call::{ApiAnswer, Call, Reply, arguments, flag, raw, short, text};
 use super::connections::details;
 use super::consumers::consumers_of_queue;
 use super::error::ApiError;
@@ -48,6 +48,7 @@ pub(super) fn declare(call: &Call) -> ApiAnswer {
     let authorised = call.authorised()?;
     let mut body = call.object()?;
     let arguments = arguments(call, &mut body)?;
+    check_node(call, &body)?;
     let declare = QueueDeclare {
         name: short("the queue's name", call.at("name"))?,
         passive: false,
@@ -66,6 +67,14 @@ pub(super) fn declare(call: &Call) -> ApiAnswer {
     let is_new = authorised.vhost().find_queue(declare.name).is_none();
     let declared = authorised.declare_queue(SESSION, &declare, call.now())?;
     Ok(Reply::put(is_new).when_defined(declared.ticket))
+}
+
+/// Refuses to declare a queue on a node other than this one. As in RabbitMQ, the host may be omitted.
+fn check_node(call: &Call, body: &Map<String, Value>) -> Result<(), ApiError> {
+    let own = call.api.process.node_name();
+    let node = text(body, "node", own)?;
+    let is_own = node == own || own.split_once('@').is_some_and(|(name, _)| name == node);
+    if is_own { Ok(()) } else { Err(ApiError::bad_request(format!("Node {node} is not a cluster member"))) }
 }
 
 /// `DELETE /api/queues/{vhost}/{name}`.

@@ -3,7 +3,7 @@
 use broker::{Compatibility, QueueKind, Section, VirtualHost};
 use serde_json::{Map, Value, json};
 
-use super::call::{ApiAnswer, Call, Reply, text};
+use super::call::{ApiAnswer, Call, Reply, text_or_null};
 use super::error::ApiError;
 use super::listing::list;
 use super::overview::columns;
@@ -31,7 +31,7 @@ pub(super) fn set(call: &Call) -> ApiAnswer {
         Some(tags @ (Value::Array(_) | Value::String(_))) => tags.clone(),
         Some(_) => return Err(ApiError::bad_request("tags is neither a string nor a list of strings")),
     };
-    let description = text(&body, "description", "")?;
+    let description = text_or_null(&body, "description")?;
     let mut definition = json!({"name": name, "description": description, "tags": tags});
     if call.compatibility() == Compatibility::V4 {
         definition["default_queue_type"] = default_queue_type(&body)?;
@@ -52,7 +52,8 @@ pub(super) fn set(call: &Call) -> ApiAnswer {
 
 /// The requested type of queues that are declared without one.
 fn default_queue_type(body: &Map<String, Value>) -> Result<Value, ApiError> {
-    match body.get("default_queue_type") {
+    // An older name, which RabbitMQ 4 still reads.
+    match body.get("default_queue_type").or_else(|| body.get("defaultqueuetype")) {
         None | Some(Value::Null) => Ok(json!(QueueKind::Classic.name())),
         Some(kind) if [QueueKind::Classic, QueueKind::Quorum].iter().any(|known| kind == known.name()) => {
             Ok(kind.clone())

@@ -40,6 +40,6 @@ impl Definitions {
         let vhosts: HashSet<&String> = vhosts.into_iter().chain(of_parameters).chain(of_policies).collect();
         vhosts.into_iter().for_each(|name| drop(broker.add_vhost(name)));
         let (trial, now) = (PolicyTrial::Omitted, Timestamp::default());
-        broker.load_all_but_topology(file, release, trial, now, &mut LoadedDefinitions::default())
+        broker.load_all_but_topology(file, Some(release), trial, now, &mut LoadedDefinitions::default())
     }
 }

@@ -79,12 +79,12 @@ pub(super) struct Vhost {
 impl Vhost {
     /// The kind of queues that are declared without one (RabbitMQ, "Virtual Hosts", "Default Queue Type"). RabbitMQ 3.10
     /// ignores the key, and so types that there are none of.
-    pub(super) fn default_queue_kind(&self, release: Compatibility) -> Result<QueueKind, EntryError> {
+    pub(super) fn default_queue_kind(&self, release: Option<Compatibility>) -> Result<QueueKind, EntryError> {
         match self.default_queue_type.as_deref() {
             // RabbitMQ writes `undefined` if none was set.
             None | Some("classic" | "undefined") => Ok(QueueKind::Classic),
             Some("quorum") => Ok(QueueKind::Quorum),
-            Some(_) if release == Compatibility::V3_10 => Ok(QueueKind::Classic),
+            Some(_) if release == Some(Compatibility::V3_10) => Ok(QueueKind::Classic),
             Some(other) => Err(EntryError::DefaultQueueType(other.to_owned())),
         }
     }

@@ -1,6 +1,7 @@
 //! Loads definitions into a broker, in RabbitMQ's order. Existing users, permissions, policies and limits are
 //! changed; existing virtual hosts, queues, exchanges and bindings are left as they are.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use amqp::RawTable;
@@ -44,6 +45,21 @@ impl PolicyTrial {
     }
 }
 
+/// The virtual hosts whose policies have been changed, but not yet applied. Each walks over its queues once, however many
+/// policies a file has.
+#[derive(Default)]
+struct ChangedPolicies(BTreeMap<String, Arc<VirtualHost>>);
+
+impl ChangedPolicies {
+    fn add(&mut self, vhost: Arc<VirtualHost>) {
+        self.0.insert(vhost.name().to_owned(), vhost);
+    }
+
+    fn apply(self, now: Timestamp) {
+        self.0.into_values().for_each(|vhost| vhost.apply_policies(now));
+    }
+}
+
 impl Broker {
     /// Loads definitions. Returns what that has made and changed.
     ///
@@ -54,7 +70,7 @@ impl Broker {
         definitions: &Definitions,
         now: Timestamp,
     ) -> Result<LoadedDefinitions, DefinitionsError> {
-        self.load_as(&definitions.file, self.compatibility(), PolicyTrial::Omitted, now)
+        self.load_as(&definitions.file, Some(self.compatibility()), PolicyTrial::Omitted, now)
     }
 
     /// Loads a definition that somebody has just written: a policy must suit the names that there are.
@@ -63,14 +79,14 @@ impl Broker {
         definitions: &Definitions,
         now: Timestamp,
     ) -> Result<(), DefinitionsError> {
-        self.load_as(&definitions.file, self.compatibility(), PolicyTrial::Required, now).map(drop)
+        self.load_as(&definitions.file, Some(self.compatibility()), PolicyTrial::Required, now).map(drop)
     }
 
-    /// Loads definitions that this release accepts.
+    /// Loads definitions that this release accepts; `None` if they were accepted before, perhaps following another one.
     pub(super) fn load_as(
         &self,
         file: &DefinitionsFile,
-        release: Compatibility,
+        release: Option<Compatibility>,
         trial: PolicyTrial,
         now: Timestamp,
     ) -> Result<LoadedDefinitions, DefinitionsError> {
@@ -84,7 +100,7 @@ impl Broker {
     pub(super) fn load_all_but_topology(
         &self,
         file: &DefinitionsFile,
-        release: Compatibility,
+        release: Option<Compatibility>,
         trial: PolicyTrial,
         now: Timestamp,
         loaded: &mut LoadedDefinitions,
@@ -97,7 +113,7 @@ impl Broker {
     fn load_users_and_vhosts(
         &self,
         file: &DefinitionsFile,
-        release: Compatibility,
+        release: Option<Compatibility>,
         loaded: &mut LoadedDefinitions,
     ) -> Result<(), DefinitionsError> {
         let mut overwritten = Vec::new();
@@ -207,9 +223,25 @@ impl Broker {
     fn load_parameters_and_policies(
         &self,
         file: &DefinitionsFile,
-        release: Compatibility,
+        release: Option<Compatibility>,
         trial: PolicyTrial,
         now: Timestamp,
+        loaded: &mut LoadedDefinitions,
+    ) -> Result<(), DefinitionsError> {
+        let mut changed = ChangedPolicies::default();
+        let result = self.load_parameters(file, release, trial, &mut changed, loaded);
+        let result = result.and_then(|()| self.load_policies(file, release, trial, &mut changed, loaded));
+        // Also after an error: the entries before it have been loaded.
+        changed.apply(now);
+        result
+    }
+
+    fn load_parameters(
+        &self,
+        file: &DefinitionsFile,
+        release: Option<Compatibility>,
+        trial: PolicyTrial,
+        changed: &mut ChangedPolicies,
         loaded: &mut LoadedDefinitions,
     ) -> Result<(), DefinitionsError> {
         let parameters = each(
@@ -217,7 +249,7 @@ impl Broker {
             &file.parameters,
             |entry| (&entry.name, Some(&entry.vhost)),
             |entry| {
-                set_parameter(&self.known(&entry.vhost)?, entry, release, trial, now)?;
+                set_parameter(self.known(&entry.vhost)?, entry, release, trial, changed)?;
                 let key = [&*entry.vhost, &*entry.component, &*entry.name];
                 self.keep_entry(Section::Parameters, &key, entry)?;
                 Ok(Effect::Done)
@@ -233,6 +265,17 @@ impl Broker {
             },
         )?;
         loaded.count(EntryKind { one: "parameter", many: "parameters" }, parameters + global);
+        Ok(())
+    }
+
+    fn load_policies(
+        &self,
+        file: &DefinitionsFile,
+        release: Option<Compatibility>,
+        trial: PolicyTrial,
+        changed: &mut ChangedPolicies,
+        loaded: &mut LoadedDefinitions,
+    ) -> Result<(), DefinitionsError> {
         let policies = each(
             "policy",
             &file.policies,
@@ -242,7 +285,8 @@ impl Broker {
                 let (vhost, policy) =
                     (self.known(&entry.vhost)?, policy_of(&entry.name, &entry.body, definition)?);
                 trial.of(&vhost, &policy)?;
-                vhost.set_policy(policy, now);
+                vhost.put_policy(policy);
+                changed.add(vhost);
                 self.keep_entry(Section::Policies, &[&entry.vhost, &entry.name], entry)?;
                 Ok(Effect::Done)
             },
@@ -362,19 +406,20 @@ fn limit(most: Option<i64>) -> Option<u64> {
 }
 
 fn set_parameter(
-    vhost: &Arc<VirtualHost>,
+    vhost: Arc<VirtualHost>,
     entry: &Parameter,
-    release: Compatibility,
+    release: Option<Compatibility>,
     trial: PolicyTrial,
-    now: Timestamp,
+    changed: &mut ChangedPolicies,
 ) -> Result<(), EntryError> {
     match entry.component.as_str() {
         "operator_policy" => {
             let body = PolicyBody::deserialize(&entry.value)?;
             let definition = PolicyDefinition::parse_operator(&body.definition, release)?;
             let policy = policy_of(&entry.name, &body, definition)?;
-            trial.of(vhost, &policy)?;
-            vhost.set_operator_policy(policy, now);
+            trial.of(&vhost, &policy)?;
+            vhost.put_operator_policy(policy);
+            changed.add(vhost);
         }
         // One entry holds all limits: a second one would replace them, and remove them when it is deleted.
         "vhost-limits" if entry.name != "limits" => {

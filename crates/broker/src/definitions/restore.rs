@@ -14,7 +14,6 @@ use super::error::{DefinitionsError, EntryError, MAX_NAME};
 use super::format::DefinitionsFile;
 use super::load::PolicyTrial;
 use crate::broker::Broker;
-use crate::compatibility::Compatibility;
 use crate::persistence::{RestoreError, Restored};
 use crate::time::Timestamp;
 use crate::topology_recorder::{key, read_binding, read_exchange, read_queue};
@@ -45,8 +44,8 @@ impl Broker {
             global_parameters: entries(catalogue, Section::GlobalParameters)?,
             ..DefinitionsFile::default()
         };
-        // The release that was followed when a policy was stored may have known more keys than the one that is followed now.
-        self.load_as(&file, Compatibility::V4, PolicyTrial::Omitted, now)?;
+        // The release that was followed when a policy was stored may have known keys that the one followed now does not.
+        self.load_as(&file, None, PolicyTrial::Omitted, now)?;
         let mut restoring = TopologyRecovery::new(self, store);
         // A crash may have come between a deletion, also of a virtual host, and the deletion of the entries
         // that belong to it.

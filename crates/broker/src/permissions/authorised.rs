@@ -10,7 +10,6 @@ use store::catalogue::Ticket;
 use super::{Access, Grant};
 use crate::SessionId;
 use crate::arguments::{QueueKind, check_queue_type};
-use crate::compatibility::Compatibility;
 use crate::error::BrokerError;
 use crate::limits::{too_many_channels, too_many_connections, vhost_is_full};
 use crate::names::{Resource, generate_queue_name, strip_line_ends};
@@ -135,7 +134,7 @@ impl AuthorisedSession {
         }
         let name = strip_line_ends(declare.name);
         let name = if name.is_empty() {
-            check_may_be_server_named(declare, self.vhost.compatibility())?;
+            check_may_be_server_named(&self.vhost, declare)?;
             self.generated_name(generate_queue_name)
         } else {
             Resource::Queue.check_reserved(&name)?;
@@ -375,13 +374,10 @@ impl Drop for AuthorisedSession {
     }
 }
 
-/// Quorum queues cannot be server-named.
-fn check_may_be_server_named(
-    declare: &QueueDeclare<'_>,
-    compatibility: Compatibility,
-) -> Result<(), BrokerError> {
-    let arguments = declare.arguments.decode();
-    if compatibility.checks_queue_type_first() {
+/// Quorum queues cannot be server-named, whether a declaration asks for one or the virtual host has them as default.
+fn check_may_be_server_named(vhost: &VirtualHost, declare: &QueueDeclare<'_>) -> Result<(), BrokerError> {
+    let arguments = vhost.arguments_with_type(declare);
+    if vhost.compatibility().checks_queue_type_first() {
         check_queue_type(&arguments)?;
     }
     match QueueKind::of(&arguments) {

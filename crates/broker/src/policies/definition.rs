@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use amqp::{ArgumentSpec, ArgumentValue, FieldTable, FieldValue, PolicyKey};
+use amqp::{ArgumentSpec, ArgumentValue, FieldTable, FieldValue};
 use serde_json::{Map, Value};
 
 use crate::arguments::QueueKind;
@@ -16,10 +16,8 @@ pub struct PolicyDefinition {
     pub(super) arguments: FieldTable,
     /// `alternate-exchange`.
     pub(super) alternate_exchange: Option<Arc<str>>,
-    /// Contains a key that classic queues do not support.
-    not_for_classic: bool,
-    /// Contains a key that quorum queues do not support.
-    not_for_quorum: bool,
+    /// The types of queues that do not support one of its keys, each with the release in which it does not.
+    unsuited: Vec<(QueueKind, Compatibility)>,
 }
 
 /// A definition of a policy that is refused. `Display` begins with the key at fault.
@@ -42,11 +40,16 @@ enum PolicyFault {
 }
 
 impl PolicyDefinition {
-    /// Parses the definition of a policy, which may have the keys of this release.
+    /// Parses the definition of a policy, which may have the keys of this release. `None` stands for a stored policy, which
+    /// may have those of any release.
     ///
     /// # Errors
     /// A key is unknown or its value invalid, or there are no keys.
-    pub fn parse(entries: &Map<String, Value>, release: Compatibility) -> Result<Self, PolicyError> {
+    pub fn parse(
+        entries: &Map<String, Value>,
+        release: impl Into<Option<Compatibility>>,
+    ) -> Result<Self, PolicyError> {
+        let release = release.into();
         if entries.is_empty() {
             return Err(PolicyError { key: String::new(), fault: PolicyFault::NoKeys });
         }
@@ -57,55 +60,78 @@ impl PolicyDefinition {
         Ok(definition)
     }
 
-    /// Reads the definition of an operator policy, which supports only some of the numeric keys.
+    /// Reads the definition of an operator policy, which supports only some of the keys.
     ///
     /// # Errors
     /// As of [`PolicyDefinition::parse`], or a key is not one of those.
     pub(crate) fn parse_operator(
         entries: &Map<String, Value>,
-        release: Compatibility,
+        release: impl Into<Option<Compatibility>>,
     ) -> Result<Self, PolicyError> {
-        let is_allowed =
-            |key: &str| spec_of(key, release).is_some_and(|spec| spec.policy == PolicyKey::Operator);
+        let release = release.into();
+        let is_allowed = |key: &str| match key {
+            TARGET_GROUP_SIZE => release.is_none_or(|release| release == Compatibility::V4),
+            _ => ArgumentSpec::of_policy(key)
+                .is_some_and(|spec| release.is_none_or(|release| release.allows_operator_key(spec))),
+        };
         match entries.keys().find(|key| !is_allowed(key)) {
             Some(key) => Err(PolicyError { key: key.clone(), fault: PolicyFault::NotForOperators }),
             None => Self::parse(entries, release),
         }
     }
 
-    pub(super) fn suits(&self, kind: QueueKind) -> bool {
-        match kind {
-            QueueKind::Classic => !self.not_for_classic,
-            QueueKind::Quorum => !self.not_for_quorum,
-        }
+    pub(super) fn suits(&self, kind: QueueKind, release: Compatibility) -> bool {
+        !self.unsuited.contains(&(kind, release))
     }
 
-    fn read(&mut self, key: &str, value: &Value, release: Compatibility) -> Result<(), PolicyFault> {
+    fn read(&mut self, key: &str, value: &Value, release: Option<Compatibility>) -> Result<(), PolicyFault> {
         if key == "alternate-exchange" {
             self.alternate_exchange = Some(text(value)?.into());
             return Ok(());
         }
-        if key == "target-group-size" && release == Compatibility::V4 {
+        for kind in [QueueKind::Classic, QueueKind::Quorum] {
+            for release in [Compatibility::V3_10, Compatibility::V4] {
+                if !supports(kind, key, release) && self.suits(kind, release) {
+                    self.unsuited.push((kind, release));
+                }
+            }
+        }
+        if MIRRORING.contains(&key) && release.is_none_or(|release| release == Compatibility::V3_10)
+            || key == TARGET_GROUP_SIZE && release.is_none_or(|release| release == Compatibility::V4)
+        {
             return Ok(());
         }
-        if MIRRORING.contains(&key) {
-            self.not_for_quorum = true;
-            return Ok(());
-        }
-        let spec = spec_of(key, release).ok_or(PolicyFault::Unknown)?;
-        // The releases agree on the keys that exclude a policy from a type of queue.
-        self.not_for_classic |= QueueKind::Classic.refuses(spec, Compatibility::V3_10);
-        self.not_for_quorum |= QueueKind::Quorum.refuses(spec, Compatibility::V3_10);
+        let spec = ArgumentSpec::of_policy(key)
+            .filter(|spec| release.is_none_or(|release| release.allows_policy_key(spec)));
+        let spec = spec.ok_or(PolicyFault::Unknown)?;
         if spec.has_effect {
-            self.arguments.insert(spec.name, argument(&spec.value, value)?);
+            match argument(&spec.value, value) {
+                Ok(value) => self.arguments.insert(spec.name, value),
+                // It was stored by a build that did not look at the value.
+                Err(_) if release.is_none() => {}
+                Err(fault) => return Err(fault),
+            }
         }
         Ok(())
     }
 }
 
-/// The argument that a policy's key sets, if the release supports the key.
-fn spec_of(key: &str, release: Compatibility) -> Option<&'static ArgumentSpec> {
-    ArgumentSpec::of_policy(key).filter(|spec| release.knows(spec))
+/// Whether a policy with this key applies to queues of this type. The keys that keep it off are listed in RabbitMQ's
+/// `rabbit_classic_queue` and `rabbit_quorum_queue` (`unsupported_policies`); they are not those of the arguments that the
+/// type does not know.
+fn supports(kind: QueueKind, key: &str, release: Compatibility) -> bool {
+    use QueueKind::{Classic, Quorum};
+    match (kind, key) {
+        (_, "max-age" | "stream-max-segment-size-bytes" | "initial-cluster-size") => false,
+        (Classic, "delivery-limit" | "dead-letter-strategy") => false,
+        (Classic, "queue-leader-locator") => release == Compatibility::V4,
+        (Classic, "max-in-memory-length" | "max-in-memory-bytes" | TARGET_GROUP_SIZE) => {
+            release == Compatibility::V3_10
+        }
+        (Quorum, "queue-mode" | "queue-master-locator") => false,
+        (Quorum, key) => !MIRRORING.contains(&key),
+        (Classic, _) => true,
+    }
 }
 
 /// The value that a policy gives to an argument.
@@ -149,7 +175,10 @@ impl fmt::Display for PolicyError {
     }
 }
 
-/// Keys for mirrored classic queues, which have no effect on a single node.
+/// The key for the number of a quorum queue's replicas, which has no effect on a single node.
+const TARGET_GROUP_SIZE: &str = "target-group-size";
+
+/// Keys of RabbitMQ 3.10 for mirrored classic queues, which have no effect on a single node.
 const MIRRORING: &[&str] = &[
     "ha-mode",
     "ha-params",
@@ -189,10 +218,61 @@ mod tests {
             .into_iter()
             .collect(),
             alternate_exchange: Some("a".into()),
-            not_for_classic: true,
-            not_for_quorum: true,
+            unsuited: vec![
+                (QueueKind::Classic, Compatibility::V3_10),
+                (QueueKind::Classic, Compatibility::V4),
+                (QueueKind::Quorum, Compatibility::V3_10),
+                (QueueKind::Quorum, Compatibility::V4),
+            ],
         };
         assert_eq!(definition, Ok(expected));
+    }
+
+    #[test]
+    fn keys_keep_a_policy_off_the_queues_that_rabbitmq_lists() {
+        use Compatibility::{V3_10, V4};
+        use QueueKind::{Classic, Quorum};
+        let all = [(Classic, V3_10), (Classic, V4), (Quorum, V3_10), (Quorum, V4)];
+        let cases: &[(&str, &[(QueueKind, Compatibility)])] = &[
+            (r#"{"queue-version": 2}"#, &all),
+            (r#"{"overflow": "drop-head"}"#, &all),
+            (r#"{"max-in-memory-length": 4}"#, &[all[0], all[2], all[3]]),
+            (r#"{"max-in-memory-bytes": 4}"#, &[all[0], all[2], all[3]]),
+            (r#"{"target-group-size": 3}"#, &[all[0], all[2], all[3]]),
+            (r#"{"queue-leader-locator": "balanced"}"#, &all[1..]),
+            (r#"{"delivery-limit": 3}"#, &all[2..]),
+            (r#"{"dead-letter-strategy": "at-least-once"}"#, &all[2..]),
+            (r#"{"queue-mode": "lazy"}"#, &all[..2]),
+            (r#"{"ha-mode": "all"}"#, &all[..2]),
+            (r#"{"max-age": "1h"}"#, &[]),
+        ];
+        for (json, suited) in cases {
+            let definition = PolicyDefinition::parse(&serde_json::from_str(json).unwrap(), None).unwrap();
+            let found: Vec<_> =
+                all.into_iter().filter(|(kind, release)| definition.suits(*kind, *release)).collect();
+            assert_eq!(found, *suited, "{json}");
+        }
+    }
+
+    #[test]
+    fn each_release_has_keys_that_the_other_refuses() {
+        let entries = |json: &str| serde_json::from_str(json).unwrap();
+        for json in [r#"{"ha-mode": "all"}"#, r#"{"queue-master-locator": "random"}"#] {
+            assert!(PolicyDefinition::parse(&entries(json), Compatibility::V3_10).is_ok());
+            let refused = PolicyDefinition::parse(&entries(json), Compatibility::V4).unwrap_err();
+            assert!(refused.to_string().ends_with(": not a recognised policy setting"), "{refused}");
+            assert!(PolicyDefinition::parse(&entries(json), None).is_ok(), "accepted before");
+        }
+        let odd = entries(r#"{"dead-letter-strategy": "odd"}"#);
+        assert!(PolicyDefinition::parse(&odd, Compatibility::V4).is_err());
+        assert!(PolicyDefinition::parse(&odd, None).is_ok(), "by a build that did not look at it");
+        for json in [r#"{"overflow": "drop-head"}"#, r#"{"queue-version": 2}"#, r#"{"target-group-size": 3}"#]
+        {
+            assert!(PolicyDefinition::parse_operator(&entries(json), Compatibility::V4).is_ok(), "{json}");
+            assert!(PolicyDefinition::parse_operator(&entries(json), None).is_ok(), "{json}");
+            let refused = PolicyDefinition::parse_operator(&entries(json), Compatibility::V3_10).unwrap_err();
+            assert!(refused.to_string().ends_with(": not recognised in operator policies"), "{refused}");
+        }
     }
 
     #[test]

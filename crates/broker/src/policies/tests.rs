@@ -54,6 +54,57 @@ fn the_highest_priority_alone_applies() {
 }
 
 #[test]
+fn of_equal_priorities_the_first_name_applies_whatever_was_put_last() {
+    let (_broker, vhost) = vhost();
+    let queue = queue(&vhost, "q", &[]);
+    let [small, generous] = [("small", r#"{"max-length": 5}"#), ("generous", r#"{"max-length": 1000}"#)];
+    for (name, definition) in [small, generous, small, generous, generous] {
+        vhost.set_policy(policy(name, "^q", 0, definition), NOW);
+        vhost.set_operator_policy(policy(name, "^q", 0, r#"{"expires": 9}"#), NOW);
+    }
+    assert_eq!(queue.arguments().max_length, Some(1000));
+    let (name, operator) = vhost.with_policies(|policies| policies.names_for(&queue), |names| names);
+    assert_eq!((name.as_deref(), operator.as_deref()), (Some("generous"), Some("generous")));
+    vhost.remove_policy("generous", NOW);
+    assert_eq!(queue.arguments().max_length, Some(5));
+}
+
+#[test]
+fn policies_that_are_loaded_together_apply_together() {
+    let (broker, vhost) = vhost();
+    let queue = queue(&vhost, "q", &[]);
+    (0..3).for_each(|_| assert!(publish(&broker, &vhost, "", "q")));
+    let json = br#"{
+        "parameters": [{"component": "operator_policy", "name": "o", "vhost": "/",
+                        "value": {"pattern": "^q", "definition": {"expires": 9}}}],
+        "policies": [{"vhost": "/", "name": "low", "pattern": "^q", "definition": {"max-length": 1}},
+                     {"vhost": "/", "name": "high", "pattern": "^q", "priority": 1, "definition": {"max-length": 2}},
+                     {"vhost": "/", "name": "wrong", "pattern": "^q", "definition": {"nope": 1}}]
+    }"#;
+    let error = broker.load(&crate::Definitions::from_json(json).unwrap(), NOW).unwrap_err();
+    assert!(error.to_string().contains("'wrong'"), "{error}");
+    // Those before the error apply, and the lower one never did.
+    assert_eq!((queue.arguments().max_length, queue.arguments().expires), (Some(2), Some(9)));
+    assert_eq!(queue.message_count(), 2);
+}
+
+#[test]
+fn with_4_a_negative_delivery_limit_lifts_no_policys() {
+    let quorum = ("x-queue-type", FieldValue::text("quorum"));
+    for (compatibility, limits) in [(Compatibility::V4, [3, 3, 2]), (Compatibility::V3_10, [-1, -1, 2])] {
+        let broker = Broker::new(BrokerConfig { compatibility, ..BrokerConfig::default() });
+        let vhost = broker.vhost("/").unwrap();
+        vhost.set_policy(policy("p", "^p", 0, r#"{"delivery-limit": 3}"#), NOW);
+        vhost.set_operator_policy(policy("o", "^o", 0, r#"{"delivery-limit": 3}"#), NOW);
+        let found = [("p", -1), ("o", -1), ("po", 2)].map(|(name, limit)| {
+            let own = [quorum.clone(), ("x-delivery-limit", FieldValue::I32(limit))];
+            queue(&vhost, name, &own).arguments().delivery_limit.unwrap()
+        });
+        assert_eq!(found, limits, "{compatibility:?}");
+    }
+}
+
+#[test]
 fn queues_of_the_same_policy_or_arguments_share_them() {
     let (_broker, vhost) = vhost();
     vhost.set_policy(policy("all", "^q", 0, r#"{"message-ttl": 5}"#), NOW);

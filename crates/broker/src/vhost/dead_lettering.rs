@@ -110,14 +110,19 @@ impl VirtualHost {
         let stored_batch = StoredBatch::keep(self.store(), LastStoring::of(&queues), &message);
         let share = budget / u32::try_from(queues.len()).unwrap_or(u32::MAX).max(1);
         let mut transfer = Transfer::default();
+        let mut is_lost = queues.is_empty();
         for (at, queue) in queues.into_iter().enumerate() {
             // The original message has already been confirmed, if at all; a full queue loses the letter.
             let queue_batch = stored_batch.at(at).in_transfer(dead.stored.is_some().then_some(&mut transfer));
             let sender = Sender::DeadLetters { budget: share };
-            let appended = queue.append(message.iter().cloned(), queue_batch, now, sender, |_| {});
+            let appended =
+                queue.append(message.iter().cloned(), queue_batch, now, sender, |_| is_lost = true);
             if appended.dead > 0 {
                 pending.push_back((queue, appended.dead));
             }
+        }
+        if is_lost && arguments.promises_dead_letters() {
+            self.metrics.dead_letters_lost.add(1);
         }
         match dead.stored {
             Some(position) if !transfer.is_empty() => {

@@ -62,7 +62,8 @@ impl VirtualHost {
 
     /// Removes an operator policy.
     pub(crate) fn remove_operator_policy(self: &Arc<Self>, name: &str, now: Timestamp) {
-        self.change_policies(|policies| policies.remove_operator(name), now);
+        self.change_policies(|policies| policies.remove_operator(name));
+        self.apply_policies(now);
     }
 
     /// Whether it has been deleted, which may happen while a connection has it open.

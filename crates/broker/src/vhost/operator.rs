@@ -38,17 +38,31 @@ impl VirtualHost {
 
     /// Adds a policy, or changes the one with its name. It applies to existing queues and exchanges at once.
     pub fn set_policy(self: &Arc<Self>, policy: Policy, now: Timestamp) {
-        self.change_policies(|policies| policies.set(policy), now);
+        self.put_policy(policy);
+        self.apply_policies(now);
     }
 
     /// Adds an operator policy, or changes the one with its name.
     pub fn set_operator_policy(self: &Arc<Self>, policy: Policy, now: Timestamp) {
-        self.change_policies(|policies| policies.set_operator(policy), now);
+        self.put_operator_policy(policy);
+        self.apply_policies(now);
+    }
+
+    /// As [`Self::set_policy`], but existing queues and exchanges follow only when policies are
+    /// [applied](Self::apply_policies).
+    pub(crate) fn put_policy(&self, policy: Policy) {
+        self.change_policies(|policies| policies.set(policy));
+    }
+
+    /// As [`Self::put_policy`].
+    pub(crate) fn put_operator_policy(&self, policy: Policy) {
+        self.change_policies(|policies| policies.set_operator(policy));
     }
 
     /// Removes a policy. Queues and exchanges get the next one that matches, at once.
     pub(crate) fn remove_policy(self: &Arc<Self>, name: &str, now: Timestamp) {
-        self.change_policies(|policies| policies.remove(name), now);
+        self.change_policies(|policies| policies.remove(name));
+        self.apply_policies(now);
     }
 
     /// Tries the pattern of a policy or operator policy on the existing names. Each policy has a share of the steps, which
@@ -149,11 +163,15 @@ impl VirtualHost {
         }
     }
 
-    /// Changes the policies, and applies them to every queue and exchange, one after the other. A concurrent declaration either
-    /// comes first and is included, or finds the new policies.
-    pub(super) fn change_policies(&self, change: impl FnOnce(&mut PolicyTable), now: Timestamp) {
+    /// Changes the policies. Call [`Self::apply_policies`] afterwards.
+    pub(super) fn change_policies(&self, change: impl FnOnce(&mut PolicyTable)) {
         // Copies the policies if anybody has a snapshot.
         change(Arc::make_mut(&mut self.policies.write()));
+    }
+
+    /// Applies the policies to every queue and exchange, one after the other. A declaration that is concurrent to a change
+    /// before it either comes first and is included, or finds the new policies.
+    pub(crate) fn apply_policies(&self, now: Timestamp) {
         for exchange in self.exchanges() {
             self.with_policies(
                 |policies| policies.alternate_of(&exchange.name, &exchange.arguments),

@@ -74,12 +74,7 @@ impl VirtualHost {
         // An exclusive queue cannot survive a restart; if a client asks for both, RabbitMQ silently ignores
         // `durable`.
         let declare = &QueueDeclare { durable: declare.durable && !declare.exclusive, ..*declare };
-        let mut arguments = declare.arguments.decode();
-        let is_asked_for = declare.type_name.is_none() && arguments.get("x-queue-type").is_none();
-        if is_asked_for && self.compatibility.stores_queue_type_argument() {
-            let kind = self.kind_without_type(declare);
-            arguments.insert("x-queue-type", FieldValue::text(kind.name()));
-        }
+        let arguments = self.arguments_with_type(declare);
         // The common case first: the queue exists, and no write lock is needed.
         let found = self.topology.read().queue(name).map(|(_, queue)| queue.clone());
         if let Some(queue) = found {
@@ -95,10 +90,17 @@ impl VirtualHost {
         self.topology.read().exchange(name).map(|(_, exchange)| exchange.kind)
     }
 
-    /// The kind of a queue that is declared without a type: the default of the virtual host, unless its properties require
-    /// a classic queue.
-    fn kind_without_type(&self, declare: &QueueDeclare<'_>) -> QueueKind {
-        if declare.durable && !declare.auto_delete { self.default_queue_kind() } else { QueueKind::Classic }
+    /// The arguments of a declaration, and the type that it gets if it asks for none: the default of the virtual host, unless
+    /// only classic queues have such properties.
+    pub(crate) fn arguments_with_type(&self, declare: &QueueDeclare<'_>) -> FieldTable {
+        let mut arguments = declare.arguments.decode();
+        let is_without = declare.type_name.is_none() && arguments.get("x-queue-type").is_none();
+        if is_without && self.compatibility.stores_queue_type_argument() {
+            let may_be_other = declare.durable && !declare.exclusive && !declare.auto_delete;
+            let kind = if may_be_other { self.default_queue_kind() } else { QueueKind::Classic };
+            arguments.insert("x-queue-type", FieldValue::text(kind.name()));
+        }
+        arguments
     }
 
     /// Creates a queue, unless another thread has done so in the meantime.

@@ -74,7 +74,7 @@ impl<'b> TopologyRecovery<'b> {
         let vhost = &self.vhosts[at];
         let arguments = written.arguments.decode();
         // They were checked when it was declared, perhaps following another release.
-        let parsed = QueueArguments::read(&arguments, &[]);
+        let parsed = QueueArguments::read(&arguments, &[], vhost.compatibility());
         let queue = Queue::new(NewQueue {
             name: written.name.into(),
             context: Arc::clone(&vhost.queue_context),

@@ -483,3 +483,39 @@ fn queues_that_dead_letter_to_each_other_hold_up_nobody() {
     world.wait(0);
     assert_eq!(queues.map(|queue| queue.message_count()), [1, 1, 1]);
 }
+
+#[test]
+fn letters_that_should_arrive_at_least_once_are_counted_if_they_are_lost() {
+    let mut world = world();
+    world.exchange("unbound", "fanout");
+    let full = [("x-max-length", FieldValue::I32(1)), ("x-overflow", FieldValue::text("reject-publish"))];
+    let full = world.queue_with("full", &full);
+    let strategy = ("x-dead-letter-strategy", FieldValue::text("at-least-once"));
+    let refusing = ("x-overflow", FieldValue::text("reject-publish"));
+    let [to_nobody, to_full] = [("unbound", "k"), ("", "full")].map(|(exchange, key)| {
+        [
+            ("x-queue-type", FieldValue::text("quorum")),
+            ("x-dead-letter-exchange", FieldValue::text(exchange)),
+            ("x-dead-letter-routing-key", FieldValue::text(key)),
+        ]
+    });
+    let mut lost_by = |name: &str, arguments: Vec<(&str, FieldValue)>| {
+        let arguments = table(&arguments);
+        let declare = QueueDeclare { name, durable: true, arguments: raw(&arguments), ..Default::default() };
+        let queue = world.declare(declare).unwrap().queue;
+        world.publish_all(name, &["1", "2"]);
+        let before = world.broker.metrics().dead_letters_lost.get();
+        queue.reject(vec![world.get(&queue), world.get(&queue)], Returned::Failed, world.now);
+        world.broker.metrics().dead_letters_lost.get() - before
+    };
+    assert_eq!(lost_by("a", [&to_nobody[..], &[strategy.clone(), refusing.clone()]].concat()), 2);
+    assert_eq!(
+        lost_by("b", [&to_full[..], &[strategy.clone(), refusing.clone()]].concat()),
+        1,
+        "one arrived"
+    );
+    // Others promise nothing.
+    assert_eq!(lost_by("c", [&to_full[..], &[refusing]].concat()), 0);
+    assert_eq!(lost_by("d", [&to_full[..], &[strategy]].concat()), 0);
+    assert_eq!(full.message_count(), 1);
+}

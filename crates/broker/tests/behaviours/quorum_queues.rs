@@ -101,3 +101,24 @@ fn quorum_queues_take_no_notice_of_the_exclusive_flag_and_of_odd_limits() {
         assert!(queue.consume(ConsumerSpec { exclusive: true, ..spec(&recorder, &arguments) }).is_ok());
     }
 }
+
+#[test]
+fn a_full_quorum_queue_with_reject_publish_dlx_drops_its_oldest_messages() {
+    let mut world = world();
+    let dead = world.queue("dead");
+    let queue = quorum(
+        &world,
+        &[
+            ("x-max-length", FieldValue::I32(2)),
+            ("x-overflow", FieldValue::text("reject-publish-dlx")),
+            ("x-dead-letter-exchange", FieldValue::text("")),
+            ("x-dead-letter-routing-key", FieldValue::text("dead")),
+        ],
+    );
+    world.publish_all("q", &["0", "1", "2", "3"]);
+    assert_eq!(world.broker.metrics().messages_refused.get(), 0);
+    assert_eq!(
+        (world.drain(&dead), world.drain(&queue)),
+        (vec!["0".into(), "1".into()], vec!["2".into(), "3".into()])
+    );
+}

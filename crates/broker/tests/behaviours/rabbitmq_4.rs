@@ -374,3 +374,64 @@ fn a_virtual_host_has_a_default_queue_type() {
     let before = quorum_by_default(Compatibility::V3_10);
     assert_eq!(declare(&before, durable), Ok(QueueKind::Classic), "3.10 has no such thing");
 }
+
+#[test]
+fn a_server_names_no_queues_where_the_default_is_a_quorum_queue() {
+    for (compatibility, is_refused) in [(Compatibility::V4, true), (Compatibility::V3_10, false)] {
+        let broker = Broker::new(BrokerConfig { compatibility, ..BrokerConfig::default() });
+        let file = br#"{"vhosts": [{"name": "/", "metadata": {"default_queue_type": "quorum"}}]}"#;
+        broker.load(&Definitions::from_json(file).unwrap(), Timestamp(1)).unwrap();
+        let guest = broker.authenticate("guest", b"guest", true).unwrap();
+        let authorised = broker.authorised(&guest, "/").unwrap();
+        let durable = QueueDeclare { durable: true, ..QueueDeclare::default() };
+        let answer = authorised.declare_queue(ME, &durable, Timestamp(1));
+        assert_eq!(answer.is_err(), is_refused);
+        if is_refused {
+            let text = "Cannot declare a server-named queue for type rabbit_quorum_queue".to_owned();
+            assert_eq!(refusal(answer), (406, text));
+        }
+        // These are classic queues.
+        for other in [
+            QueueDeclare { exclusive: true, ..durable },
+            QueueDeclare { auto_delete: true, ..durable },
+            QueueDeclare { durable: false, ..durable },
+        ] {
+            assert!(authorised.declare_queue(ME, &other, Timestamp(1)).is_ok());
+        }
+    }
+}
+
+#[test]
+fn a_policy_that_only_3_10_knows_does_not_keep_a_broker_that_follows_4_from_its_start() {
+    let mut disk_world = paging_as(Compatibility::V3_10, 1, u64::MAX);
+    let policy = serde_json::json!({
+        "vhost": "/", "name": "p", "pattern": "", "definition": {"ha-mode": "all", "max-length": 1},
+    });
+    disk_world.world.broker.define(Section::Policies, policy.clone(), Timestamp(1)).unwrap();
+    disk_world.durable("q", &[]);
+    disk_world.sync();
+    let mut disk_world = disk_world.crash_into(Compatibility::V4);
+    for body in ["old", "new"] {
+        disk_world.publish("", "q", body);
+    }
+    assert_eq!(disk_world.drain("q"), ["new"], "its other keys hold");
+    let error = disk_world.world.broker.define(Section::Policies, policy, Timestamp(1)).unwrap_err();
+    assert!(error.to_string().ends_with("ha-mode: not a recognised policy setting"), "{error}");
+}
+
+#[test]
+fn policies_of_equal_priority_keep_their_order_over_a_restart() {
+    let mut disk_world = paging_as(Compatibility::V4, 1, u64::MAX);
+    for (name, most) in [("small", 1), ("generous", 9)] {
+        let definition = serde_json::json!({"max-length": most});
+        let policy = serde_json::json!({"vhost": "/", "name": name, "pattern": "", "definition": definition});
+        disk_world.world.broker.define(Section::Policies, policy, Timestamp(1)).unwrap();
+    }
+    disk_world.durable("q", &[]);
+    for body in ["old", "new"] {
+        disk_world.publish("", "q", body);
+    }
+    disk_world.sync();
+    let disk_world = disk_world.crash_into(Compatibility::V4);
+    assert_eq!(disk_world.drain("q"), ["old", "new"]);
+}

@@ -74,16 +74,16 @@ pub(super) struct TopicPermissionsArgs {
     exchange: Option<String>,
 }
 
-/// Sets permissions. Servers refuse those of an unknown user or virtual host without a word about which of them it is.
+/// Sets permissions. A server that refuses them does not say whether the user or the virtual host is unknown.
 fn put(api: &Api, kind: &str, vhost: &str, user: &str, value: &Value) -> Result<(), Failure> {
-    api.put(&path(&[kind, vhost, user]), value).or_else(|failure| {
+    api.put(&path(&[kind, vhost, user]), value).map_err(|failure| {
         for needed in [["vhosts", vhost], ["users", user]] {
             if let Ok(None) = api.found(&path(&needed)) {
                 let what = needed[0].trim_end_matches('s');
-                return Err(Failure::Run(format!("no {what} '{}'", needed[1])));
+                return Failure::Run(format!("no {what} '{}'", needed[1]));
             }
         }
-        Err(failure)
+        failure
     })
 }
 

@@ -31,6 +31,10 @@ impl ClientConnection for ManagementView {
         self.0.is_in_flow(now)
     }
 
+    fn is_blocked(&self) -> bool {
+        self.0.is_blocked()
+    }
+
     fn info(&self) -> ConnectionInfo {
         let connection = &self.0;
         let negotiated = connection.negotiated();

@@ -34,6 +34,7 @@ impl Blocking {
             return;
         }
         self.place = None;
+        context.view.set_blocked(false);
         if context.capabilities.connection_blocked {
             context.outbox.append(|buf| frame::write_method(buf.tail(), 0, connection::Unblocked {}));
         }
@@ -44,6 +45,7 @@ impl Blocking {
     fn begin(&mut self, context: &ChannelContext) -> bool {
         let Some((place, reason)) = context.shared.alarms.block(&context.outbox) else { return false };
         self.place = Some(place);
+        context.view.set_blocked(true);
         if context.capabilities.connection_blocked {
             context.outbox.append(|buf| frame::write_method(buf.tail(), 0, connection::Blocked { reason }));
         }

@@ -1,5 +1,6 @@
 //! Checks of destinations and subscriptions that every backend needs.
 
+use amqp::FieldValue;
 use amqp::error::ReplyCode;
 use stomp::destination::Destination;
 use stomp::server::MessageForm;
@@ -48,6 +49,14 @@ pub(super) fn refuse_header(headers: &Headers<'_>, name: &str, why: &str) -> Res
         return Ok(());
     }
     Err(of_fault(amqp::Fault::new(ReplyCode::NotImplemented, format!("{name}: {why}"))))
+}
+
+/// The argument for a subscription's consumer that the header `x-priority` asks for.
+pub(super) fn consumer_priority(
+    headers: &Headers<'_>,
+) -> Result<Option<(&'static str, FieldValue)>, StompFault> {
+    let priority: Option<i32> = headers.number("x-priority")?;
+    Ok(priority.map(|priority| ("x-priority", FieldValue::I32(priority))))
 }
 
 /// Refuses selectors, which RabbitMQ ignores.

@@ -8,6 +8,8 @@ pub(super) struct Connected {
     pub(super) channels: Vec<ChannelInfo>,
     /// The number of times that it was shown.
     pub(super) shown: Arc<AtomicUsize>,
+    pub(super) is_blocked: bool,
+    pub(super) protocol: &'static str,
 }
 
 impl ClientConnection for Connected {
@@ -29,11 +31,15 @@ impl ClientConnection for Connected {
 
     fn info(&self) -> ConnectionInfo {
         self.shown.fetch_add(1, Ordering::Relaxed);
-        ConnectionInfo::default()
+        ConnectionInfo { protocol: self.protocol, ..ConnectionInfo::default() }
     }
 
     fn is_in_flow(&self, _: Timestamp) -> bool {
         self.channels.iter().any(|channel| channel.is_in_flow)
+    }
+
+    fn is_blocked(&self) -> bool {
+        self.is_blocked
     }
 
     fn session(&self) -> Option<SessionInfo> {
@@ -99,4 +105,25 @@ fn channels_are_sorted_by_unconfirmed_publishes() {
     let query = [("sort", "messages_unconfirmed"), ("sort_reverse", "true"), ("columns", "number")];
     let shown = shown(connections::channels(&call(&api(&channels), &[], &query, &json!({}))));
     assert_eq!(shown, json!([{"number": 3}, {"number": 2}, {"number": 1}]));
+}
+
+#[test]
+fn with_an_alarm_a_connection_is_blocking_until_it_publishes_and_then_blocked() {
+    const AMQP: &str = "AMQP 0-9-1";
+    for (alarm, protocol, is_blocked, state) in [
+        (false, AMQP, false, "running"),
+        (true, AMQP, false, "blocking"),
+        (true, AMQP, true, "blocked"),
+        (true, "MQTT 5.0", false, "running"),
+    ] {
+        let connection = Connected { is_blocked, protocol, ..Connected::default() };
+        let quiet = Quiet {
+            connections: vec![Arc::new(connection)],
+            alarm: AtomicBool::new(alarm),
+            ..Quiet::default()
+        };
+        let api = Api::new(Some(Broker::new(BrokerConfig::default())), Arc::new(quiet));
+        let shown = shown(connections::all(&call(&api, &[], &[("columns", "state")], &json!({}))));
+        assert_eq!(shown, json!([{"state": state}]));
+    }
 }

@@ -59,6 +59,8 @@ fn a_publisher_waits_from_its_next_message_on_and_then_loses_nothing() {
     assert_eq!(held, ["queue.declare-ok", "connection.blocked low on memory"]);
     assert_eq!(publisher.connection.intent(), Intent::Pause);
     assert_eq!(shared.alarms.blocked_connections(), 1);
+    let [view] = &shared.registry.all()[..] else { panic!("one connection") };
+    assert!(view.is_blocked());
     // A second alarm, and clearing one of the two, change nothing.
     shared.alarms.raise(Resource::Disk);
     shared.alarms.clear(Resource::Memory);
@@ -66,6 +68,7 @@ fn a_publisher_waits_from_its_next_message_on_and_then_loses_nothing() {
     shared.alarms.clear(Resource::Disk);
     assert_eq!(publisher.woken(), ["connection.unblocked", "basic.ack 3 multiple", "queue.declare-ok"]);
     assert_eq!(shared.alarms.blocked_connections(), 0);
+    assert!(!view.is_blocked());
     assert_eq!(publisher.call(publish_one), ["basic.ack 4"]);
 }
 

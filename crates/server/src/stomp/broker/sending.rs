@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use amqp::RawTable;
+use amqp::{FieldTable, RawTable};
 use broker::{FrontEnd, Publish, Queue, QueueDeclare, Ticket};
 use stomp::destination::Destination;
 use stomp::server::{MessageForm, TransactionId};
@@ -106,7 +106,8 @@ impl BrokerStompSession {
         self.context.authorised.authorise_generated_queue().map_err(of_fault)?;
         let (queue, _) = self.declare("", &Declaration::of_replies())?;
         let form = MessageForm::of_replies(self.context.version, Arc::clone(&self.context.name), name);
-        let consumer = NewConsumer { word: name.into(), form, is_acked: false, limit: 0 };
+        let consumer =
+            NewConsumer { word: name.into(), form, is_acked: false, limit: 0, arguments: FieldTable::new() };
         let subscription = self.consume(&queue, consumer)?;
         subscription.start(self.context.now);
         let queue_name = queue.name().to_string();

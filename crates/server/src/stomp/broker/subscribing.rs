@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use amqp::RawTable;
+use amqp::{FieldTable, RawTable};
 use broker::{Binding, ConsumerId, ConsumerSpec, DiskPoint, Queue, Returned, Ticket, Timestamp};
 use stomp::destination::Destination;
 use stomp::server::{AckMode, MessageForm, Settle, SubscriptionRequest};
@@ -15,7 +15,9 @@ use crate::amqp::deliveries::{
     Cancelled, ChannelConsumer, ChannelTeardown, ConsumerKey, Deliveries, DeliverySettlement, Settling,
 };
 use crate::stomp::declaring::{Declaration, is_durable, subscription_queue};
-use crate::stomp::destinations::{check_tag, not_for, parse, refuse_header, refuse_selector};
+use crate::stomp::destinations::{
+    check_tag, consumer_priority, not_for, parse, refuse_header, refuse_selector,
+};
 use crate::stomp::properties::check_short;
 use crate::stomp::session::{CancelledSubscription, of_fault, unknown_delivery};
 
@@ -37,6 +39,7 @@ pub(super) struct NewConsumer {
     pub(super) is_acked: bool,
     /// Most unacknowledged messages; 0 means no limit.
     pub(super) limit: u16,
+    pub(super) arguments: FieldTable,
 }
 
 impl Subscription {
@@ -81,7 +84,11 @@ impl BrokerStompSession {
         };
         let is_acked = subscribe.ack != AckMode::Auto;
         let word = subscribe.number.to_string().into();
-        let consumer = NewConsumer { word, form: subscribe.form.clone(), is_acked, limit };
+        let arguments = match self.context.vhost.compatibility().has_stomp_priorities() {
+            true => consumer_priority(headers)?.into_iter().collect(),
+            false => FieldTable::new(),
+        };
+        let consumer = NewConsumer { word, form: subscribe.form.clone(), is_acked, limit, arguments };
         let subscription = self.consume(&queue, consumer)?;
         self.subscriptions.insert(subscribe.number, subscription);
         Ok(ticket.into())
@@ -119,7 +126,8 @@ impl BrokerStompSession {
 
     /// Adds a consumer to a queue, which is yet to be [started](Subscription::start).
     pub(super) fn consume(&self, queue: &Arc<Queue>, new: NewConsumer) -> Result<Subscription, StompFault> {
-        let NewConsumer { word, form, is_acked, limit } = new;
+        let NewConsumer { word, form, is_acked, limit, arguments } = new;
+        let arguments = arguments.encode();
         let context = &self.context;
         context.authorised.check_read_queue(queue.name()).map_err(of_fault)?;
         // A placeholder: STOMP has no channels and no frame limit.
@@ -143,7 +151,7 @@ impl BrokerStompSession {
             tag: &tag,
             no_ack: !is_acked,
             exclusive: false,
-            arguments: RawTable::default(),
+            arguments: RawTable::check(&arguments).unwrap_or_default(),
         };
         let id = queue.consume(spec).map_err(of_fault)?;
         Ok(Subscription { deliveries, key, queue: Arc::clone(queue), id, tag })

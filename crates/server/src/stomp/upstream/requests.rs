@@ -13,7 +13,9 @@ use super::receipts::Until;
 use super::session::{CHANNEL, UpstreamStompSession, UpstreamSubscription};
 use super::unsettled::SettledRun;
 use crate::stomp::declaring::{Declaration, MAX_DECLARED, is_durable, subscription_queue};
-use crate::stomp::destinations::{check_replies, check_tag, not_for, parse, refuse_selector};
+use crate::stomp::destinations::{
+    check_replies, check_tag, consumer_priority, not_for, parse, refuse_selector,
+};
 use crate::stomp::properties::check_short;
 use crate::stomp::sending::{SendRequest, message_body};
 use crate::stomp::session::{Receipt, unknown_delivery};
@@ -192,10 +194,12 @@ impl UpstreamStompSession {
             }
             Destination::TempQueue(_) => return Err(not_for(&subscribe.destination, "SUBSCRIBE")),
         };
+        let offset = headers.get("x-stream-offset").map(|text| ("x-stream-offset", stream_offset(text)));
+        let arguments = offset.into_iter().chain(consumer_priority(headers)?).collect();
         let own = UpstreamSubscription {
             is_acked: subscribe.ack != AckMode::Auto,
             prefetch,
-            offset: headers.get("x-stream-offset").map(stream_offset),
+            arguments,
             has_receipt: headers.get("receipt").is_some(),
             ..UpstreamSubscription::new(subscribe.form.clone(), &queue)
         };
@@ -254,14 +258,12 @@ impl UpstreamStompSession {
         own.consumer = Some(consumer_tag.clone());
         self.numbers.insert(consumer_tag.clone(), number);
         let queue = own.queue.clone();
-        let arguments: FieldTable =
-            own.offset.clone().map(|offset| ("x-stream-offset", offset)).into_iter().collect();
+        let arguments = own.arguments.encode();
         if self.prefetch != Some(prefetch_count) {
             self.prefetch = Some(prefetch_count);
             let qos = basic::Qos { prefetch_size: 0, prefetch_count, global: false };
             self.request(qos, Awaited::Answer);
         }
-        let arguments = arguments.encode();
         let consume = basic::Consume {
             queue: &queue,
             consumer_tag: &consumer_tag,
@@ -347,7 +349,7 @@ impl UpstreamSubscription {
             queue: queue.into(),
             is_acked: false,
             prefetch: 0,
-            offset: None,
+            arguments: FieldTable::new(),
             has_receipt: false,
             live: None,
             is_reply: false,

@@ -94,8 +94,8 @@ pub(super) struct UpstreamSubscription {
     pub(super) is_acked: bool,
     /// Most unacknowledged messages; 0 means no limit.
     pub(super) prefetch: u16,
-    /// The stream's offset to begin at.
-    pub(super) offset: Option<amqp::FieldValue>,
+    /// The arguments of its consumer: the stream's offset to begin at, and its priority.
+    pub(super) arguments: amqp::FieldTable,
     /// Its receipt is to be sent before its messages.
     pub(super) has_receipt: bool,
     /// The binding key, if it has no consumer of its own but shares a queue with others.

@@ -1,0 +1,156 @@
+"""Policies apply to the queues to which RabbitMQ applies them, with the same limits."""
+
+import contextlib
+
+import pytest
+from pika.exceptions import NackError
+
+from harness.management import beside
+from harness.mqtt_broker import channel_of
+from harness.releases import RELEASES
+
+KEYS = {
+    "queue-version": 2, "max-in-memory-length": 4, "max-in-memory-bytes": 4, "queue-leader-locator": "balanced",
+    "queue-master-locator": "random", "queue-mode": "lazy", "delivery-limit": 3, "dead-letter-strategy": "at-most-once",
+    "target-group-size": 3, "consumer-timeout": 60000, "consumer-disconnected-timeout": 60000,
+    "delayed-retry-min": 1, "delayed-retry-max": 2, "initial-cluster-size": 3, "max-age": "1h",
+    "stream-max-segment-size-bytes": 1000000, "stream-filter-size-bytes": 20, "ha-mode": "all",
+    "alternate-exchange": "x", "overflow": "drop-head", "expires": 600000,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=RELEASES)
+def both(request, tmp_path_factory):
+    with beside(tmp_path_factory, request.param) as sides:
+        yield sides
+
+
+def same(both, step):
+    ours, theirs = (step(management) for management in both)
+    assert ours == theirs
+    return theirs
+
+
+def publish(channel, queue, count):
+    """How many the queue confirms."""
+    confirmed = 0
+    for number in range(count):
+        with contextlib.suppress(NackError):
+            channel.basic_publish("", queue, str(number))
+            confirmed += 1
+    return confirmed
+
+
+def declare(channel, queue, kind, **arguments):
+    channel.queue_declare(queue, durable=True, arguments={"x-queue-type": kind, **arguments})
+
+
+def bodies(channel, queue):
+    """What is left, and is gone then."""
+    found = []
+    while (got := channel.basic_get(queue, auto_ack=True))[0]:
+        found.append(got[2].decode())
+    return found
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+@pytest.mark.parametrize("component", ["policies", "operator-policies"])
+def test_a_policy_applies_to_the_same_queues(both, component, kind):
+    def each_key(management):
+        answers = {}
+        with channel_of(management.server) as channel:
+            for key, value in KEYS.items():
+                queue = f"{component}-{kind}-{key}"
+                policy = {"pattern": f"^{queue}$", "definition": {key: value, "max-length": 2}, "apply-to": "queues"}
+                # Before its queue, to which it then applies at once.
+                status = management.status("PUT", f"{component}/%2F/{queue}", policy)
+                declare(channel, queue, kind)
+                publish(channel, queue, 4)
+                answers[key] = status, len(bodies(channel, queue))
+                channel.queue_delete(queue)
+                management.status("DELETE", f"{component}/%2F/{queue}")
+        return answers
+
+    assert {count for _, count in same(both, each_key).values()} == {2, 4}
+
+
+def test_a_full_quorum_queue_with_reject_publish_dlx_drops_its_oldest_messages(both):
+    def fill(management):
+        with channel_of(management.server) as channel:
+            channel.queue_declare("dead", durable=True)
+            dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+            declare(channel, "full", "quorum", **{"x-max-length": 2, "x-overflow": "reject-publish-dlx"}, **dead)
+            confirmed = publish(channel, "full", 6)
+            letters = [body for _, _, body in (next(channel.consume("dead", auto_ack=True)) for _ in range(4))]
+            channel.cancel()
+            left = bodies(channel, "full")
+            for queue in ("full", "dead"):
+                channel.queue_delete(queue)
+        return confirmed, letters, left
+
+    assert same(both, fill) == (6, [b"0", b"1", b"2", b"3"], ["4", "5"])
+
+
+@pytest.mark.parametrize("component", ["policies", "operator-policies"])
+def test_a_negative_delivery_limit_of_a_queue_does_not_lift_a_policys(both, component):
+    if not any(side.get("overview")["rabbitmq_version"].startswith("4") for side in both):
+        pytest.skip("3.10 limits nothing by a negative number")
+
+    def deliver(management):
+        limit = {"pattern": "^limited$", "definition": {"delivery-limit": 3}, "apply-to": "queues"}
+        assert management.status("PUT", f"{component}/%2F/limited", limit) in (201, 204)
+        with channel_of(management.server) as channel:
+            beyond = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "beyond"}
+            declare(channel, "beyond", "classic")
+            declare(channel, "limited", "quorum", **{"x-delivery-limit": -1}, **beyond)
+            publish(channel, "limited", 1)
+            deliveries = []
+
+            def take(_, method, __, body):
+                if method.consumer_tag == "limited" and len(deliveries) < 8:
+                    deliveries.append(body)
+                    channel.basic_reject(method.delivery_tag, requeue=True)
+                else:
+                    channel.stop_consuming()
+
+            # It is delivered to either queue's consumer: without a limit, always to the first.
+            for queue in ("limited", "beyond"):
+                channel.basic_consume(queue, take, consumer_tag=queue)
+            channel.start_consuming()
+            for queue in ("limited", "beyond"):
+                channel.queue_delete(queue)
+        management.status("DELETE", f"{component}/%2F/limited")
+        return len(deliveries)
+
+    assert same(both, deliver) == 4
+
+
+def test_a_node_that_is_not_there_gets_no_queue(both):
+    def put(management):
+        node = management.get("overview")["node"]
+        answers = [
+            management.status("PUT", "queues/%2F/placed", {"node": each})
+            for each in ("nope", "nope@localhost", "", node, node.split("@")[0])
+        ]
+        management.status("DELETE", "queues/%2F/placed")
+        return answers
+
+    assert same(both, put) == [400, 400, 400, 201, 204]
+
+
+def test_a_default_queue_type_may_have_its_older_name(both):
+    def put(management):
+        old, new = {"defaultqueuetype": "quorum"}, {"defaultqueuetype": "quorum", "default_queue_type": "classic"}
+        answers = []
+        for body in (old, new):
+            assert management.status("PUT", "vhosts/typed", body) == 201
+            assert management.status("PUT", "queues/typed/q", {"durable": True}) == 201
+            answers.append(management.get("queues/typed/q")["type"])
+            management.status("DELETE", "vhosts/typed")
+        return answers
+
+    found = [put(management) for management in both]
+    is_4 = both[0].get("overview")["rabbitmq_version"].startswith("4")
+    # Whatever 3.10 has by default, its own queues are classic.
+    assert found[0] == (["quorum", "classic"] if is_4 else ["classic", "classic"])
+    assert not is_4 or found[1] == found[0]
