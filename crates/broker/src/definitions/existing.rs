@@ -91,7 +91,8 @@ fn broker_with(existing: &DefinitionsFile, release: Compatibility) -> Result<Arc
     let load = |file: &DefinitionsFile| {
         broker.load_all_but_topology(
             file,
-            release,
+            // They were accepted before.
+            None,
             PolicyTrial::Omitted,
             now,
             &mut LoadedDefinitions::default(),
