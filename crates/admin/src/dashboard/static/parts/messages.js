@@ -102,7 +102,7 @@ function pairs(title, values) {
   const pair = ([key, any]) => el("div", {}, el("dt", {}, name(key)), el("dd", {}, name(value(any))));
   const id = freshId("pairs");
   const list = el("dl", { class: "facts small", "aria-labelledby": id }, ...all.map(pair));
-  return el("div", {}, el("p", { id, class: "hint" }, title), list);
+  return el("div", {}, el("h3", { id }, title), list);
 }
 
 /** Runs an action, one at a time, when a form is submitted, and shows the result. */
