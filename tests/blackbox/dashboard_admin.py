@@ -82,7 +82,7 @@ def test_a_virtual_host_is_added_chosen_and_deleted(visit, server):
     ask(server, "PUT", "permissions/%3Ci%3Eother%3C%2Fi%3E/guest", {"configure": ".*", "write": ".*", "read": ".*"})
     ask(server, "PUT", "queues/%3Ci%3Eother%3C%2Fi%3E/there", {})
     ask(server, "PUT", "queues/%2F/here", {})
-    press_in_row(visit, "<i>other</i>", "Choose")
+    press_in_row(visit, "<i>other</i>", "Show queues")
     visit.wait("location.hash === '#/queues'")
     visit.settle()
     assert [row["Name"] for row in visit.rows()] == ["there"]

@@ -181,6 +181,52 @@ def test_it_can_be_used_by_keyboard_alone(visit):
         assert window.evaluate(outline), window.evaluate("return document.activeElement.outerHTML")
 
 
+def has_focus(visit, selector):
+    visit.wait("document.activeElement === document.querySelector(args[0])", selector)
+
+
+def focus_in_row(visit, name, words):
+    script = """
+        const row = [...document.querySelectorAll("#view tbody tr")].find((each) => each.textContent.startsWith(arguments[0]));
+        [...row.querySelectorAll("button")].find((each) => each.textContent === arguments[1]).focus();
+    """
+    visit.window.evaluate(script, name, words)
+
+
+def test_the_focus_is_not_lost_with_a_row_that_is_removed(visit, server):
+    ask(server, "PUT", "policies/%2F/unwanted", {"pattern": "^$", "definition": {"expires": 1000}})
+    visit.enter("policies")
+    focus_in_row(visit, "unwanted", "Delete")
+    visit.window.press([ENTER])
+    visit.wait("document.querySelector('dialog[open]')")
+    visit.window.press([ENTER])
+    has_focus(visit, "#view h1")
+    visit.press("Set a policy")
+    visit.wait("document.querySelector('dialog[open]')")
+    for words in ["Add", "Remove"]:
+        focus = """
+            const all = [...document.querySelectorAll("dialog .arguments button")];
+            all.find((each) => each.textContent === arguments[0]).focus();
+        """
+        visit.window.evaluate(focus, words)
+        visit.window.press([ENTER])
+    assert visit.window.evaluate("return document.activeElement.textContent") == "Add"
+    visit.window.press([ESCAPE])
+    visit.wait("!document.querySelector('dialog')")
+    # The row is removed while the dialog is open.
+    ask(server, "PUT", "vhosts/passing")
+    visit.go("vhosts")
+    focus_in_row(visit, "passing", "Delete")
+    visit.window.press([ENTER])
+    visit.wait("document.querySelector('dialog[open]')")
+    ask(server, "DELETE", "vhosts/passing")
+    visit.window.evaluate("document.getElementById('view').dispatchEvent(new Event('refresh'))")
+    visit.wait("!document.querySelector('#view tbody').textContent.includes('passing')")
+    visit.window.press([ESCAPE])
+    visit.wait("!document.querySelector('dialog')")
+    has_focus(visit, "#view h1")
+
+
 def test_every_field_and_picture_has_words(visit):
     visit.enter()
     wordless = """

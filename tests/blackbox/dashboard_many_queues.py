@@ -48,7 +48,7 @@ def await_first(visit, name):
 def test_there_is_one_page_of_rows_whichever_is_shown(visit):
     visit.enter("queues")
     assert names(visit) == [f"queue-{number:05}" for number in range(PAGE)]
-    assert visit.text("#view .where") == "Page 1 of 200, 10,000 in all"
+    assert visit.text("#view .where") == "Page 1 of 200, 10,000 total"
     visit.press("Next ›")
     await_first(visit, "queue-00050")
     visit.press("Last »")
@@ -59,7 +59,7 @@ def test_there_is_one_page_of_rows_whichever_is_shown(visit):
     visit.press("Next ›")
     visit.window.reload()
     visit.settle()
-    assert visit.text("#view .where") == "Page 200 of 200, 10,000 in all"
+    assert visit.text("#view .where") == "Page 200 of 200, 10,000 total"
     assert names(visit)[0] == "queue-09950"
     visit.press("« First")
     await_first(visit, "queue-00000")
@@ -68,7 +68,7 @@ def test_there_is_one_page_of_rows_whichever_is_shown(visit):
 def test_the_server_finds_and_sorts(visit):
     visit.enter("queues")
     visit.fill("Filter by name", "471")
-    visit.window.wait_for_text("#view .where", "^\\d+ of 10,000 in all$")
+    visit.window.wait_for_text("#view .where", "^\\d+ of 10,000 total$")
     assert "queue-04711" in names(visit)
     visit.fill("Filter by name", "nowhere")
     visit.window.wait_for_text("#view .paged > .hint", "^No matches for the filter\\.$")
@@ -95,4 +95,4 @@ def test_the_picture_draws_some_of_them(visit):
 def test_all_bindings_are_shown_by_pages_as_well(visit):
     visit.enter("bindings")
     assert len(visit.rows()) == PAGE
-    assert "10,000 in all" in visit.text("#view .where")
+    assert "10,000 total" in visit.text("#view .where")

@@ -195,3 +195,51 @@ def test_exchanges_that_lead_round_in_circles_are_drawn(page):
         return [drawn.querySelectorAll(".node").length, paths.length, areDrawn, nothing];
     """
     assert page.run(script) == [4, 5, True, None]
+
+
+def test_pages_of_a_spool_and_a_pool_with_long_names_fit_a_phone(page):
+    script = """
+        const { Metrics } = await import("/dashboard/metrics.js");
+        const { History } = await import("/dashboard/history.js");
+        const { spool } = await import("/dashboard/views/spool.js");
+        const { pool } = await import("/dashboard/views/pool.js");
+        const long = "x".repeat(255);
+        const names = { user: long, vhost: long, name: long, exchange: long, routing_key: long, reason: long, waits_for: long };
+        const each = { ...names, protocol: "mqtt", state: "paused", address: long, cause: long, up: false, oldest_seconds: null };
+        // Messages that were refused at the same time.
+        const items = [each, each, each];
+        const api = { get: async () => items, list: async () => ({ items, page: 1, pages: 1, found: 3, total: 3 }) };
+        const metrics = new Metrics("leveret_spool_parked_messages 3\\nleveret_multiplexed_queues 3\\nleveret_pool_clients 3\\n");
+        const context = { api, sampler: { metrics, overview: {}, history: new History() }, session: { may: () => true } };
+        const look = async (view) => {
+            const main = document.getElementById("view").cloneNode();
+            main.removeAttribute("hidden");
+            main.append(view.element);
+            document.body.append(main);
+            await view.refresh();
+            const outside = document.documentElement.scrollWidth - innerWidth;
+            const rows = [...view.element.querySelectorAll("table")].map((table) => table.tBodies[0].rows.length);
+            main.remove();
+            return [outside, rows];
+        };
+        return [await look(spool(context)), await look(pool(context))];
+    """
+    page.become_phone()
+    page.reload()
+    try:
+        # The spool itself has a row for each user and virtual host.
+        assert page.run(script) == [[0, [1, 3]], [0, [3]]]
+    finally:
+        page.become_desktop()
+
+
+def test_integers_beyond_the_precision_of_a_number_keep_their_digits(page):
+    script = """
+        const { Api } = await import("/dashboard/api.js");
+        const { value } = await import("/dashboard/format.js");
+        const fetch = window.fetch;
+        window.fetch = async () => new Response('{"a": [9223372036854775807, -9007199254740993, 1e400, 1e20, 0.1, 7], "b": 7}');
+        const answer = await new Api(null).get(["any"]).finally(() => (window.fetch = fetch));
+        return [value(answer.a), answer.b];
+    """
+    assert page.run(script) == ["[9223372036854775807,-9007199254740993,null,100000000000000000000,0.1,7]", 7]

@@ -286,17 +286,17 @@ def test_limits_are_shown_with_their_current_usage(tmp_path, targets, window):
         assert "Limits" in places(visit)
         assert visit.text("#view .badge") == "alarm only"
         shown = bars(visit)
-        assert shown["Connections in all"] == ["1 of 3", False]
+        assert shown["Total connections"] == ["1 of 3", False]
         assert shown["Channels of one user"] == ["1 of 50", False]
         assert shown["Upstream connections"][0].endswith(" of 4,096")
         for name in ("second", "third", "one too many"):
             connect(stack, server, name)
         refreshed(visit)
         visit.wait("[...document.querySelectorAll('#view .bar .what')].some((each) => each.textContent === '4 of 3')")
-        assert bars(visit)["Connections in all"][1], "it is full, and says so"
+        assert bars(visit)["Total connections"][1], "it is full, and says so"
         rows = {row["Name"]: row for row in visit.rows()}
         told = lambda limit: [rows[limit][column] for column in ("In use", "Limit", "Exceeded")]
-        assert told("Connections in all") == ["4", "3", "1"]
+        assert told("Total connections") == ["4", "3", "1"]
         assert told("Channels from one address") == ["4", "no limit", "0"]
         assert len(rows) == 12
         assert visit.violations() == [] and visit.window.complaints() == []
@@ -364,7 +364,7 @@ def test_limits_that_change_under_it_are_shown(tmp_path, targets, window):
     with limited(tmp_path / "server", targets, "--config", file) as server:
         visit = Visit(window, server).open(("limits",))
         visit.settle()
-        assert bars(visit)["Connections in all"][0] == "0 of 10"
+        assert bars(visit)["Total connections"][0] == "0 of 10"
         file.write_text('max_connections = 20\nlimits_mode = "alarm"\n')
         server.child.send(signal.SIGHUP)
         server.child.wait_line("SIGHUP: no TLS files to reload")

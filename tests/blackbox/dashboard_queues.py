@@ -204,7 +204,7 @@ def test_a_name_that_is_a_step_in_a_path_asks_for_nothing_else(visit):
     visit.enter("queues")
     visit.press("Declare a queue")
     visit.fill_dialog("Declare", {"name": ".."})
-    visit.window.wait_for_text("dialog .problem", 'A browser cannot request the name "\\.\\."')
+    visit.window.wait_for_text("dialog .problem", '^A browser cannot request the name "\\.\\."; use leveret ctl\\.$')
 
 
 def test_the_topology_diagram_shows_bindings_of_exchanges_and_queues(visit, server):

@@ -30,7 +30,7 @@ pub(crate) const POLICY: HeaderValue = HeaderValue::from_static(
 pub(crate) const COLOURS: &str = "/dashboard/colours.css";
 
 #[rustfmt::skip]
-static FILES: [File; 44] = [
+static FILES: [File; 45] = [
     File { path: "/", kind: HTML, text: include_str!("dashboard/static/index.html") },
     File { path: "/dashboard/api.js", kind: SCRIPT, text: include_str!("dashboard/static/api.js") },
     File { path: "/dashboard/base.css", kind: CSS, text: include_str!("dashboard/static/base.css") },
@@ -49,6 +49,7 @@ static FILES: [File; 44] = [
     File { path: "/dashboard/session.js", kind: SCRIPT, text: include_str!("dashboard/static/session.js") },
     File { path: "/dashboard/vhosts.js", kind: SCRIPT, text: include_str!("dashboard/static/vhosts.js") },
     File { path: "/dashboard/parts/columns.js", kind: SCRIPT, text: include_str!("dashboard/static/parts/columns.js") },
+    File { path: "/dashboard/parts/declare.js", kind: SCRIPT, text: include_str!("dashboard/static/parts/declare.js") },
     File { path: "/dashboard/parts/diagram.js", kind: SCRIPT, text: include_str!("dashboard/static/parts/diagram.js") },
     File { path: "/dashboard/parts/dialog.js", kind: SCRIPT, text: include_str!("dashboard/static/parts/dialog.js") },
     File { path: "/dashboard/parts/fields.js", kind: SCRIPT, text: include_str!("dashboard/static/parts/fields.js") },

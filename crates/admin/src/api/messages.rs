@@ -231,17 +231,31 @@ fn show(delivery: &Delivery, queue: &Queue, left: u64, wanted: &WantedMessages) 
     let mut body = message.body().to_vec();
     let length = body.len();
     body.truncate(wanted.truncate);
-    let (payload, encoding) = match String::from_utf8(body) {
-        Ok(text) if !wanted.is_base64 => (text, "string"),
-        Ok(text) => (STANDARD.encode(text), "base64"),
-        Err(error) => (STANDARD.encode(error.as_bytes()), "base64"),
-    };
+    let (payload, encoding) = payload_of(body, wanted.is_base64, wanted.truncate < length);
     json!({
         "payload_bytes": length, "redelivered": delivery.redelivered(), "exchange": message.exchange(),
         "routing_key": message.routing_key(), "message_count": left,
         "properties": properties::show(&delivery.properties(queue, true)),
         "payload": payload, "payload_encoding": encoding,
     })
+}
+
+/// A payload as the text that it is, or else in base64, and the name of its encoding. A text that was truncated within a
+/// character ends before it; RabbitMQ sends all of such a text in base64.
+fn payload_of(mut body: Vec<u8>, is_base64: bool, is_truncated: bool) -> (String, &'static str) {
+    if is_base64 {
+        return (STANDARD.encode(body), "base64");
+    }
+    if is_truncated
+        && let Err(error) = std::str::from_utf8(&body)
+        && error.error_len().is_none()
+    {
+        body.truncate(error.valid_up_to());
+    }
+    match String::from_utf8(body) {
+        Ok(text) => (text, "string"),
+        Err(error) => (STANDARD.encode(error.as_bytes()), "base64"),
+    }
 }
 
 /// The required members of a message to publish.
@@ -255,3 +269,21 @@ const MAX_BYTES: usize = 32 << 20;
 
 /// Time for messages to be read from disk.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_truncated_within_a_character_remains_a_text() {
+        let cut = |bytes: &[u8]| payload_of(bytes.to_vec(), false, true);
+        assert_eq!(cut("a🐇".as_bytes()), ("a🐇".to_owned(), "string"));
+        for length in 1..5 {
+            assert_eq!(cut(&"a🐇".as_bytes()[..length]), ("a".to_owned(), "string"), "{length}");
+        }
+        // Neither what is binary before the cut, nor what was not cut, is a text.
+        assert_eq!(cut(b"\xff\xf0"), (STANDARD.encode(b"\xff\xf0"), "base64"));
+        assert_eq!(payload_of(b"a\xf0".to_vec(), false, false), (STANDARD.encode(b"a\xf0"), "base64"));
+        assert_eq!(payload_of(b"a\xf0".to_vec(), true, true), (STANDARD.encode(b"a\xf0"), "base64"));
+    }
+}

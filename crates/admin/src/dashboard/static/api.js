@@ -24,6 +24,17 @@ export class Api {
     return this.#ask("GET", parts, { query, signal });
   }
 
+  /** The same for one object of a list; null if it has been deleted since, or a browser cannot request its name. */
+  async getIfAvailable(parts, signal) {
+    if (parts.some((part) => PATH_STEPS.has(part))) return null;
+    try {
+      return await this.get(parts, {}, signal);
+    } catch (error) {
+      if (error.status !== 404) throw error;
+      return null;
+    }
+  }
+
   put(parts, body) {
     return this.#ask("PUT", parts, { body });
   }
@@ -85,12 +96,13 @@ export function exchangePart(exchange) {
   return exchange === "" ? "amq.default" : exchange;
 }
 
+/** Browsers resolve these as path segments, even percent-encoded: the request would go to another resource. */
+const PATH_STEPS = new Set([".", ".."]);
+
 function address(parts, query) {
-  const path = parts.map((part) => {
-    // Browsers resolve these as path segments, even percent-encoded: the request would go to another resource.
-    if (part === "." || part === "..") throw new ApiError(400, `A browser cannot request the name "${part}".`);
-    return encodeURIComponent(part);
-  });
+  const step = parts.find((part) => PATH_STEPS.has(part));
+  if (step !== undefined) throw new ApiError(400, `A browser cannot request the name "${step}"; use leveret ctl.`);
+  const path = parts.map(encodeURIComponent);
   const kept = Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined);
   const search = new URLSearchParams(kept).toString();
   return `/api/${path.join("/")}${search && `?${search}`}`;
@@ -120,10 +132,19 @@ function reason(response, text) {
 
 function parsed(text) {
   try {
-    return JSON.parse(text);
+    return JSON.parse(text, withAllDigits);
   } catch {
     throw new ApiError(0, "The server's response is not valid JSON.");
   }
+}
+
+/**
+ * Headers and arguments may be 64-bit integers. One that a number would round becomes raw JSON, which is written as it was
+ * received. Browsers that lack it round.
+ */
+function withAllDigits(_, value, context) {
+  const isRounded = Number.isInteger(value) && !Number.isSafeInteger(value) && /^-?\d+$/.test(context?.source);
+  return isRounded && JSON.rawJSON ? JSON.rawJSON(context.source) : value;
 }
 
 function cut(all, page, size) {

@@ -52,6 +52,11 @@ export function button(text, action, properties = {}) {
   return el("button", { type: "button", onclick: action, ...properties }, text);
 }
 
+/** Moves the focus to the heading of the view, after the element that had it was removed. */
+export function focusView() {
+  document.querySelector("#view h1")?.focus({ preventScroll: true });
+}
+
 let lastId = 0;
 
 /** A unique id, to associate a label or a description with an element. */

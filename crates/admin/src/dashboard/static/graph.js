@@ -16,7 +16,9 @@ export async function readGraph(api, queues, signal) {
   for (const { vhost, name, messages_ready: ready, message_stats: stats } of queues) {
     add(graph, { kind: "queue", vhost, name, ready, rate: rateOf(stats, "publish") });
   }
-  const bindingsOf = ({ vhost, name }) => api.get(["queues", vhost, name, "bindings"], {}, signal);
+  // The rest of the diagram does not depend on an object that is not available.
+  const bindingsOf = async ({ vhost, name }) =>
+    (await api.getIfAvailable(["queues", vhost, name, "bindings"], signal)) ?? [];
   const bound = await Promise.all(queues.map(bindingsOf));
   queues.forEach((queue, at) => addQueueBindings(graph, queue, bound[at]));
   await followExchanges(api, graph, signal);
@@ -58,11 +60,10 @@ async function followExchanges(api, graph, signal) {
   for (let step = 0; step < MOST_STEPS && next.length > 0; step += 1) {
     const known = new Set(graph.nodes.keys());
     const named = next.filter(({ name }) => name !== "");
-    const sources = await Promise.all(
-      named.map(({ vhost, name }) => api.get(["exchanges", vhost, name, "bindings", "destination"], {}, signal)),
-    );
+    const path = ({ vhost, name }) => ["exchanges", vhost, name, "bindings", "destination"];
+    const sources = await Promise.all(named.map((exchange) => api.getIfAvailable(path(exchange), signal)));
     named.forEach((exchange, at) => {
-      for (const { source, routing_key: key } of sources[at]) {
+      for (const { source, routing_key: key } of sources[at] ?? []) {
         join(graph, add(graph, { kind: "exchange", vhost: exchange.vhost, name: source }), exchange, key);
       }
     });
@@ -74,11 +75,11 @@ async function followExchanges(api, graph, signal) {
 async function addPublishers(api, graph, signal) {
   const exchanges = exchangesOf(graph);
   const details = await Promise.all(
-    exchanges.map(({ vhost, name }) => api.get(["exchanges", vhost, exchangePart(name)], {}, signal)),
+    exchanges.map(({ vhost, name }) => api.getIfAvailable(["exchanges", vhost, exchangePart(name)], signal)),
   );
   addSoleRoutes(graph, await vhostsUsingDefaultExchange(api, graph, signal));
   exchanges.forEach((exchange, at) => {
-    const { type, message_stats: stats, incoming = [], outgoing = [] } = details[at];
+    const { type, message_stats: stats, incoming = [], outgoing = [] } = details[at] ?? {};
     Object.assign(exchange, { type, rate: rateOf(stats, "publish_in") });
     for (const { channel_details: channel, stats: flow } of incoming) {
       const name = channel?.connection_name ?? channel?.name;
@@ -97,9 +98,9 @@ async function addPublishers(api, graph, signal) {
 async function vhostsUsingDefaultExchange(api, { nodes }, signal) {
   const vhosts = [...new Set([...nodes.values()].map(({ vhost }) => vhost))];
   const exchanges = await Promise.all(
-    vhosts.map((vhost) => api.get(["exchanges", vhost, exchangePart("")], {}, signal)),
+    vhosts.map((vhost) => api.getIfAvailable(["exchanges", vhost, exchangePart("")], signal)),
   );
-  return new Set(vhosts.filter((_, at) => rateOf(exchanges[at].message_stats, "publish_out") > 0));
+  return new Set(vhosts.filter((_, at) => rateOf(exchanges[at]?.message_stats, "publish_out") > 0));
 }
 
 /** If only one exchange can route to a queue, the queue's publish rate is the rate of that binding. */

@@ -6,7 +6,9 @@ import { Api, ApiError, basic } from "./api.js";
 const KEY = "leveret.authorization";
 
 /** The server does not distinguish these causes. */
-const LOGIN_REFUSED = "Login failed: wrong user name or password, or no tag such as management or administrator.";
+const LOGIN_REFUSED =
+  "Login failed: wrong user name or password, or no tag such as management or administrator; " +
+  "guest may log in from the server's machine only.";
 
 /** The tags that each tag of RabbitMQ implies: an administrator sees everything, a monitor what a manager does. */
 const IMPLIED = {

@@ -1,6 +1,6 @@
 // Modal dialogs with a form. Escape closes them, and the focus returns to where it was.
 
-import { button, el, freshId, setAttribute, setText } from "../dom.js";
+import { button, el, focusView, freshId, setAttribute, setText } from "../dom.js";
 import { announce } from "./notice.js";
 import { field } from "./fields.js";
 
@@ -46,6 +46,8 @@ export function ask({ title, words = null, fields = [], confirm, danger = false,
   const closed = new Promise((resolve) => {
     dialog.addEventListener("close", () => {
       dialog.remove();
+      // The button that opened it may be gone.
+      if (document.activeElement === document.body) focusView();
       resolve(isDone);
     });
   });

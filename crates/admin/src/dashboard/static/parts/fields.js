@@ -54,7 +54,7 @@ function argumentList({ name, label, value = {}, suggestions = [] }) {
   const rows = el("div", { class: "rows" });
   const known = freshId("known");
   const add = (key = "", any = "") => {
-    const row = argumentRow(known, key, any);
+    const row = argumentRow(known, key, any, () => more.focus());
     rows.append(row.element);
     return row;
   };
@@ -79,7 +79,8 @@ const TYPES = [
   ["json", "JSON"],
 ];
 
-function argumentRow(known, key, any) {
+/** Calls `removed` after the row was removed, because the button that had the focus is gone. */
+function argumentRow(known, key, any, removed) {
   const type = { number: "number", boolean: "boolean", object: "json" }[typeof any] ?? "text";
   const text = typeof any === "string" ? any : JSON.stringify(any);
   const plain = { autocomplete: "off", autocapitalize: "none", spellcheck: "false" };
@@ -87,7 +88,11 @@ function argumentRow(known, key, any) {
   const kinds = TYPES.map(([value, words]) => el("option", { value, selected: value === type }, words));
   const kind = el("select", { class: "kind", "aria-label": "Type" }, ...kinds);
   const value = el("input", { class: "any", value: text, "aria-label": "Value", ...plain });
-  const remove = button("Remove", () => element.remove(), { class: "quiet", "aria-label": "Remove this row" });
+  const removeRow = () => {
+    element.remove();
+    removed();
+  };
+  const remove = button("Remove", removeRow, { class: "quiet", "aria-label": "Remove this row" });
   // Selects the type Number for RabbitMQ's numeric arguments.
   name.addEventListener("change", () => {
     if (value.value === "" && /ttl|length|expires|priority|limit|bytes/.test(name.value)) kind.value = "number";

@@ -7,7 +7,6 @@ import { amend, here } from "../router.js";
 import { Table } from "./table.js";
 
 const SIZE = 50;
-const NONE = "None.";
 /** Milliseconds after the last key press before the filter is applied. */
 const PAUSE = 250;
 
@@ -16,7 +15,7 @@ const PAUSE = 250;
  * can be filtered by name; `columns` and `key` are the table's; `empty` is the text of an empty list. A list
  * that is only a part of its view (`isPart`) does not change the URL.
  */
-export function list({ caption, columns, key, fetch, filter = null, empty = NONE, size = SIZE, isPart = false }) {
+export function list({ caption, columns, key, fetch, filter = null, empty, size = SIZE, isPart = false }) {
   const chosen = isPart ? new URLSearchParams() : here().query;
   const state = {
     page: Math.max(1, Number.parseInt(chosen.get("page") ?? "1", 10) || 1),
@@ -109,7 +108,7 @@ function makePager(caption, turn) {
     shown = answer;
     const { page, pages, found, total } = answer;
     const of = found === total ? count(total) : `${count(found)} of ${count(total)}`;
-    setText(where, pages > 1 ? `Page ${count(page)} of ${count(pages)}, ${of} in all` : `${of} in all`);
+    setText(where, pages > 1 ? `Page ${count(page)} of ${count(pages)}, ${of} total` : `${of} total`);
     setAttribute(turns, "hidden", pages <= 1);
     // A focused button would lose the focus if it were disabled.
     for (const [each, off] of [[first, page <= 1], [back, page <= 1], [next, page >= pages], [last, page >= pages]]) {

@@ -1,6 +1,6 @@
 // Publishing a message, and getting messages out of a queue.
 
-import { el, setAttribute, setChildren, setText } from "../dom.js";
+import { el, freshId, name, setAttribute, setChildren, setText } from "../dom.js";
 import { bytes, count, exchangeName, value } from "../format.js";
 import { exchangePart } from "../api.js";
 import { badge } from "./table.js";
@@ -81,17 +81,28 @@ function message(each) {
     el("span", {}, bytes(each.payload_bytes)),
     each.redelivered ? badge("redelivered") : null,
     each.payload_encoding === "base64" ? badge("base64") : null,
+    each.payload_bytes > MOST_BYTES ? badge(`first ${count(MOST_BYTES)} bytes`) : null,
   );
   const { headers = {}, ...properties } = Array.isArray(each.properties) ? {} : each.properties;
-  const told = [...Object.entries(properties), ...Object.entries(headers)];
-  const facts = told.map(([key, any]) => el("div", {}, el("dt", {}, key), el("dd", {}, value(any))));
   return el(
     "li",
     {},
     head,
     el("pre", { tabindex: 0, "aria-label": "Payload" }, each.payload),
-    facts.length ? el("dl", { class: "facts small" }, ...facts) : null,
+    pairs("Properties", properties),
+    // Apart from the properties, because a publisher may give a header the name of one.
+    pairs("Headers", headers),
   );
+}
+
+/** A list of names and values under a title; null for none. */
+function pairs(title, values) {
+  const all = Object.entries(values);
+  if (all.length === 0) return null;
+  const pair = ([key, any]) => el("div", {}, el("dt", {}, name(key)), el("dd", {}, name(value(any))));
+  const id = freshId("pairs");
+  const list = el("dl", { class: "facts small", "aria-labelledby": id }, ...all.map(pair));
+  return el("div", {}, el("h3", { id }, title), list);
 }
 
 /** Runs an action, one at a time, when a form is submitted, and shows the result. */

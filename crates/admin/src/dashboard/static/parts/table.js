@@ -1,6 +1,6 @@
 // A table of one page of a list. Rows are updated in place, so a focused element keeps the focus.
 
-import { button, el, name, setAttribute, setChildren, setText } from "../dom.js";
+import { button, el, focusView, name, setAttribute, setChildren, setText } from "../dom.js";
 
 /** Texts of cells that count as empty. */
 const BLANK = new Set(["", "–"]);
@@ -49,7 +49,9 @@ export class Table {
       rows.set(key, row);
     }
     this.#rows = rows;
+    const hadFocus = this.#body.contains(document.activeElement);
     setChildren(this.#body, [...rows.values()].map((row) => row.element));
+    if (hadFocus && !this.#body.contains(document.activeElement)) focusView();
     this.#hideBlankColumns();
   }
 

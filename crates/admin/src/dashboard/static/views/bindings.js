@@ -10,6 +10,7 @@ import { argumentsOf } from "./queue.js";
 export function bindings({ api, vhostPath, vhostColumn, vhost, vhosts, refreshNow, slowly }) {
   const rows = list({
     caption: "Bindings",
+    empty: "No bindings.",
     key: ({ vhost, source, destination_type: type, destination, properties_key: key }) =>
       JSON.stringify([vhost, source, type, destination, key]),
     columns: [
@@ -58,8 +59,8 @@ export function addBinding(api, { vhost, vhosts, source, destination, type }) {
     fields: [
       vhosts && { name: "vhost", label: "Virtual host", type: "select", options: vhosts, value: vhost },
       source === undefined && { name: "source", label: "From exchange", required: true, value: "amq.topic" },
-      destination === undefined && { name: "type", label: "To a", type: "select", options: KINDS },
-      destination === undefined && { name: "destination", label: "Its name", required: true },
+      destination === undefined && { name: "type", label: "Destination type", type: "select", options: KINDS },
+      destination === undefined && { name: "destination", label: "Destination", required: true },
       { name: "key", label: "Routing key" },
       { name: "arguments", label: "Arguments", type: "arguments", suggestions: ["x-match"] },
     ].filter(Boolean),

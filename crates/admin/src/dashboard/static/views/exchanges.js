@@ -4,6 +4,7 @@ import { button, el } from "../dom.js";
 import { exchangePart } from "../api.js";
 import { attributes, exchangeName, features, known, rate, rateOf } from "../format.js";
 import { rateColumn } from "../parts/columns.js";
+import { declare } from "../parts/declare.js";
 import { ask } from "../parts/dialog.js";
 import { facts, section } from "../parts/figures.js";
 import { list } from "../parts/list.js";
@@ -19,6 +20,7 @@ const DEFAULT_BINDINGS = "Every queue is implicitly bound to it, with the queue'
 export function exchanges({ api, vhostPath, vhostColumn, vhost, vhosts, sampler }) {
   const rows = list({
     caption: "Exchanges",
+    empty: "No exchanges.",
     filter: "Filter by name",
     key: (exchange) => JSON.stringify([exchange.vhost, exchange.name]),
     columns: [
@@ -39,8 +41,8 @@ export function exchanges({ api, vhostPath, vhostColumn, vhost, vhosts, sampler 
     fetch: ({ page, size, query, signal }) => api.list(vhostPath("exchanges"), { page, size, query, signal }),
   });
   const types = () => sampler.overview?.exchange_types?.map((type) => type.name) ?? TYPES;
-  const declare = button("Declare an exchange", () => declareExchange(api, vhost() || "/", vhosts(), types()));
-  return { title: "Exchanges", actions: [declare], element: rows.element, refresh: rows.refresh };
+  const actions = [button("Declare an exchange", () => declareExchange(api, vhost() || "/", vhosts(), types()))];
+  return { title: "Exchanges", actions, element: rows.element, refresh: rows.refresh };
 }
 
 export function exchange({ api, place, refreshNow, slowly }) {
@@ -122,7 +124,7 @@ async function declareExchange(api, vhost, vhosts, types) {
     ],
     confirm: "Declare",
     action: async (typed) => {
-      await api.put(["exchanges", typed.vhost, typed.name], {
+      await declare(api, ["exchanges", typed.vhost, typed.name], {
         type: typed.type,
         durable: typed.durable,
         auto_delete: typed.autoDelete,

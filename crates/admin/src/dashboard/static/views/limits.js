@@ -15,9 +15,9 @@ const KINDS = [
   ["receive_rate", "Bytes received", (value) => `${bytes(Math.round(value))}/s`, "leveret_received_bytes_total"],
 ];
 const SCOPES = [
-  ["total", "in all", ""],
-  ["per_ip", "from one address", "_per_ip"],
-  ["per_user", "of one user", "_per_user"],
+  ["total", (kind) => `Total ${kind[0].toLowerCase()}${kind.slice(1)}`, ""],
+  ["per_ip", (kind) => `${kind} from one address`, "_per_ip"],
+  ["per_user", (kind) => `${kind} of one user`, "_per_user"],
 ];
 const OF_THE_POOL = [
   ["connections", "Upstream connections", count],
@@ -78,8 +78,8 @@ function read(limit) {
 /** Every client limit, whether set or not. */
 function rowsOf(reported, rates) {
   return KINDS.flatMap(([kind, title, words]) =>
-    SCOPES.map(([scope, of, suffix]) => ({
-      title: `${title} ${of}`,
+    SCOPES.map(([scope, titled, suffix]) => ({
+      title: titled(title),
       words,
       most: reported[kind]?.[scope] ?? null,
       value: reported.in_use?.[kind]?.[scope] ?? (scope === "total" ? rates[kind] : undefined),

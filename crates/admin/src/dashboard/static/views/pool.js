@@ -153,6 +153,7 @@ function savedCopies(metrics) {
 function multiplexedSubscriptions(api) {
   const rows = list({
     caption: "Multiplexed subscriptions",
+    empty: "No multiplexed subscriptions.",
     // Several queues may not have a name yet.
     key: (queue) => queue.at,
     columns: [

@@ -3,12 +3,14 @@
 import { button } from "../dom.js";
 import { count, features } from "../format.js";
 import { countColumn, rateColumn } from "../parts/columns.js";
+import { declare } from "../parts/declare.js";
 import { ask } from "../parts/dialog.js";
 import { list } from "../parts/list.js";
 import { announce } from "../parts/notice.js";
 import { go, to } from "../router.js";
 import { stateBadge } from "./connections.js";
 
+const TYPES = [["", "default of the virtual host"], "classic", "quorum"];
 const ARGUMENTS = [
   "x-message-ttl",
   "x-expires",
@@ -19,6 +21,8 @@ const ARGUMENTS = [
   "x-dead-letter-exchange",
   "x-dead-letter-routing-key",
   "x-single-active-consumer",
+  "x-queue-type",
+  "x-delivery-limit",
 ];
 
 export function queues({ api, vhostPath, vhostColumn, vhost, vhosts }) {
@@ -50,8 +54,8 @@ export function queues({ api, vhostPath, vhostColumn, vhost, vhosts }) {
     ],
     fetch: ({ page, size, query, signal }) => api.list(vhostPath("queues"), { page, size, query, signal }),
   });
-  const declare = button("Declare a queue", () => declareQueue(api, vhost() || "/", vhosts()));
-  return { title: "Queues", actions: [declare], element: rows.element, refresh: rows.refresh };
+  const actions = [button("Declare a queue", () => declareQueue(api, vhost() || "/", vhosts()))];
+  return { title: "Queues", actions, element: rows.element, refresh: rows.refresh };
 }
 
 async function declareQueue(api, vhost, vhosts) {
@@ -61,16 +65,17 @@ async function declareQueue(api, vhost, vhosts) {
     fields: [
       { name: "vhost", label: "Virtual host", type: "select", options: vhosts, value: vhost },
       { name: "name", label: "Name", required: true },
+      { name: "type", label: "Type", type: "select", options: TYPES },
       { name: "durable", label: "Durable: survives a restart", type: "checkbox", value: true },
       { name: "autoDelete", label: "Auto-delete: deleted with its last consumer", type: "checkbox" },
       { name: "arguments", label: "Arguments", type: "arguments", suggestions: ARGUMENTS },
     ],
     confirm: "Declare",
     action: async (typed) => {
-      await api.put(["queues", typed.vhost, typed.name], {
+      await declare(api, ["queues", typed.vhost, typed.name], {
         durable: typed.durable,
         auto_delete: typed.autoDelete,
-        arguments: typed.arguments,
+        arguments: { ...typed.arguments, ...(typed.type && { "x-queue-type": typed.type }) },
       });
       declared = ["queues", typed.vhost, typed.name];
     },

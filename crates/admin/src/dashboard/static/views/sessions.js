@@ -103,6 +103,7 @@ const STATES = { running: "good", connecting: "wait", refused: "bad" };
 function part({ api, title, path, key, columns, isUsed }) {
   const rows = list({
     caption: title,
+    empty: `No ${title.toLowerCase()}.`,
     key,
     columns,
     fetch: ({ page, size, query, signal }) => api.list(["leveret", path], { page, size, query, signal }),

@@ -72,7 +72,9 @@ function age({ oldest_seconds: seconds }) {
 function parkedMessages(api, refreshNow) {
   const rows = list({
     caption: "Parked messages",
-    key: (message) => [message.vhost, message.user, message.exchange, message.routing_key, message.refused_at, message.accepted_at].join("\0"),
+    empty: "No parked messages.",
+    // Messages that were refused at the same time may differ in nothing that is shown.
+    key: (message) => message.at,
     columns: [
       { title: "User name", sort: "user", text: (each) => each.user },
       { title: "Virtual host", sort: "vhost", text: (each) => each.vhost },
@@ -82,7 +84,10 @@ function parkedMessages(api, refreshNow) {
       { title: "Refused", sort: "refused_at", number: true, text: (each) => duration(Math.max(0, Date.now() - each.refused_at)) },
       { title: "Reason", sort: "reason", text: (each) => each.reason },
     ],
-    fetch: ({ page, size, query, signal }) => api.list(["leveret", "spool", "parked"], { page, size, query, signal }),
+    fetch: async ({ page, size, query, signal }) => {
+      const answer = await api.list(["leveret", "spool", "parked"], { page, size, query, signal });
+      return { ...answer, items: answer.items.map((item, at) => ({ ...item, at })) };
+    },
     isPart: true,
   });
   const again = button("Forward again", () => requeue(api, refreshNow), { class: "quiet" });

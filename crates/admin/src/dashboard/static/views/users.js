@@ -12,6 +12,7 @@ const TAGS = ["administrator", "monitoring", "policymaker", "management"];
 export function users({ api, refreshNow }) {
   const rows = list({
     caption: "Users",
+    empty: "No users.",
     key: (user) => user.name,
     columns: [
       { title: "Name", text: (each) => each.name, href: (each) => to(["users", each.name]) },

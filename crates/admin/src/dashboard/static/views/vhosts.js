@@ -8,10 +8,11 @@ import { list } from "../parts/list.js";
 export function virtualHosts({ api, refreshNow, chooseVhost, vhostsChanged }) {
   const rows = list({
     caption: "Virtual hosts",
+    empty: "No virtual hosts.",
     key: (vhost) => vhost.name,
     columns: [
       { title: "Name", text: (each) => each.name },
-      { title: "Choose", label: (each) => each.name, isHarmless: true, action: (each) => chooseVhost(each.name) },
+      { title: "Show queues", label: (each) => each.name, isHarmless: true, action: (each) => chooseVhost(each.name) },
       { title: "Description", text: (each) => each.description ?? each.metadata?.description ?? "" },
       countColumn("Ready", "messages_ready"),
       countColumn("Unacked", "messages_unacknowledged"),
