@@ -296,12 +296,7 @@ impl Queue {
             return;
         }
         state.last_used = now;
-        let arguments = self.arguments.load();
-        if arguments.dead_lettering.is_none() {
-            state = self.trim(state, &mut effects, now);
-        } else if !state.trim(&arguments, &mut effects) {
-            self.dead_letter_later(&mut state);
-        }
+        let (mut state, _) = self.trim_some(state, &mut effects, now);
         state.drop_expired(now, &mut effects);
         self.finish(state, effects, now);
     }

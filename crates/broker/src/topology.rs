@@ -357,26 +357,26 @@ impl Topology {
         limit: usize,
         doomed: &mut Vec<Destination>,
     ) -> (usize, bool) {
-        let mut removed = 0;
-        while removed < limit {
-            let next = match what.slot() {
-                (false, slot) => self.queues[slot as usize].incoming.last().copied(),
-                (true, slot) => {
-                    let exchange = &self.exchanges[slot as usize];
-                    exchange.incoming.last().or_else(|| exchange.outgoing.iter().next()).copied()
-                }
-            };
-            let Some(id) = next else {
-                match what.slot() {
-                    (false, slot) => drop(self.queues.remove(slot as usize)),
-                    (true, slot) => drop(self.exchanges.remove(slot as usize)),
-                }
-                return (removed, true);
-            };
-            self.remove_binding(id, doomed);
-            removed += 1;
+        // One walk for all of them: that through `outgoing` begins with the places of all that have been removed before.
+        let next: Vec<u32> = match what.slot() {
+            (false, slot) => self.queues[slot as usize].incoming.iter().rev().take(limit).copied().collect(),
+            (true, slot) => {
+                let ExchangeSlot { incoming, outgoing, .. } = &self.exchanges[slot as usize];
+                incoming.iter().rev().chain(outgoing.iter()).take(limit).copied().collect()
+            }
+        };
+        let before = self.bindings.len();
+        // A binding of an exchange to itself may be there twice.
+        next.iter().for_each(|id| self.remove_binding(*id, doomed));
+        let removed = before - self.bindings.len();
+        if next.len() == limit {
+            return (removed, false);
         }
-        (removed, false)
+        match what.slot() {
+            (false, slot) => drop(self.queues.remove(slot as usize)),
+            (true, slot) => drop(self.exchanges.remove(slot as usize)),
+        }
+        (removed, true)
     }
 
     /// Messages published to exchanges that have been deleted.

@@ -406,6 +406,25 @@ impl Queue {
         state
     }
 
+    /// As [`Queue::trim`], but if very many dead letters would result, the broker's timer drops most of the messages, and then
+    /// serves the consumers. Returns whether none is left to it.
+    pub(super) fn trim_some<'q>(
+        &'q self,
+        mut state: StateGuard<'q>,
+        effects: &mut Effects,
+        now: Timestamp,
+    ) -> (StateGuard<'q>, bool) {
+        let arguments = self.arguments.load();
+        if arguments.dead_lettering.is_none() {
+            return (self.trim(state, effects, now), true);
+        }
+        let is_done = state.trim(&arguments, effects);
+        if !is_done {
+            self.dead_letter_later(&mut state);
+        }
+        (state, is_done)
+    }
+
     /// Releases the lock and sends dead letters on.
     pub(super) fn finish(&self, state: StateGuard<'_>, effects: Effects, now: Timestamp) {
         let (dead, lined_up) = self.conclude(state, effects, now);

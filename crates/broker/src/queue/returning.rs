@@ -203,8 +203,11 @@ impl Queue {
             // Such a queue delivers what it can before it checks its limits.
             state.pump_before_limits(now, &mut effects);
         }
-        let state = self.trim(state, &mut effects, now);
-        self.run(state, effects, now);
+        let (mut state, is_trimmed) = self.trim_some(state, &mut effects, now);
+        if is_trimmed {
+            state.pump(now, &mut effects);
+        }
+        self.finish(state, effects, now);
     }
 
     /// The number of failures that this kind of return counts as.

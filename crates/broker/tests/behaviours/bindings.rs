@@ -125,3 +125,24 @@ fn a_deleted_and_redeclared_queue_has_no_bindings() {
     assert!(!world.publish("amq.direct", "k", "m"));
     assert!(world.publish("", "q", "by name"));
 }
+
+#[test]
+fn an_exchange_takes_very_many_bindings_with_it_and_those_to_itself() {
+    let world = world();
+    world.queue("q");
+    for name in ["e", "other"] {
+        world.vhost.declare_exchange(&ExchangeDeclare { name, kind: "topic", ..Default::default() }).unwrap();
+    }
+    for number in 0..2_500 {
+        world.bind("q", "e", &format!("{number}.*"));
+        world.vhost.bind_exchange(&binding("e", "e", &format!("self.{number}"))).unwrap();
+    }
+    for (source, destination) in [("e", "other"), ("other", "e")] {
+        world.vhost.bind_exchange(&binding(source, destination, "k")).unwrap();
+    }
+    world.bind("q", "other", "stays");
+    assert_eq!(world.broker.metrics().bindings.get(), 5_003);
+    world.vhost.delete_exchange("e", false).unwrap();
+    assert_eq!(world.broker.metrics().bindings.get(), 1);
+    assert_eq!(world.vhost.bindings_to_queue("q").unwrap().len(), 1);
+}

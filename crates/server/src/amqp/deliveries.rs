@@ -263,15 +263,8 @@ impl Deliveries {
 
     /// Puts back deliveries taken with `hold`.
     pub(crate) fn restore(&self, entries: Vec<(u64, Unsettled)>) {
-        let mut inner = self.inner.lock();
-        let inner = inner.get_or_insert_default();
-        for (tag, entry) in entries {
-            inner.unsettled_count += 1;
-            let at = inner.unsettled.partition_point(|(other, _)| *other < tag);
-            match inner.unsettled.get_mut(at) {
-                Some((other, slot)) if *other == tag => *slot = Some(entry),
-                _ => inner.unsettled.insert(at, (tag, Some(entry))),
-            }
+        if !entries.is_empty() {
+            self.inner.lock().get_or_insert_default().restore(entries);
         }
     }
 }

@@ -477,7 +477,9 @@ impl Hub {
             }
         });
         scanned?;
-        wrong = wrong.or(in_flight::load(store, &mut found)?);
+        // Before anything is deleted or written: the records of a session that a later version has written are not orphans.
+        refuse_unknown(wrong)?;
+        refuse_unknown(in_flight::load(store, &mut found)?)?;
         for (owner, detached_session) in &mut found {
             if detached_session.forget_what_did_not_move(store.opened_at()) {
                 changed.push(owner.clone());
@@ -493,9 +495,6 @@ impl Hub {
         orphans.into_iter().for_each(|(section, key)| _ = catalogue.delete(section, key));
         self.load_received(store, &mut found)?;
         load_pending_retained(store, &mut found)?;
-        if let Some(key) = wrong {
-            return Err(MqttRestoreError::UnknownForm(key.escape_ascii().to_string()));
-        }
         self.list_loaded(found, &groups_before, leftovers::noted_groups(catalogue)?);
         // Before any client connects that could resume an expired session.
         self.expire(now);
@@ -643,6 +642,11 @@ pub(super) fn group_queue(filter: TopicFilter<'_>) -> Option<String> {
     };
     let levels: Vec<&str> = filter.filter().split('/').map(exchanged).collect();
     Some(group_queue_name(filter.group()?, &routing_key_to_topic(&levels.join("/"))))
+}
+
+/// Refuses a record of this key, if there is one, that no version so far has written.
+fn refuse_unknown(key: Option<Vec<u8>>) -> Result<(), MqttRestoreError> {
+    key.map_or(Ok(()), |key| Err(MqttRestoreError::UnknownForm(key.escape_ascii().to_string())))
 }
 
 /// Whether the queue of a shared subscription with this name is that of one filter alone. Earlier versions had one queue for

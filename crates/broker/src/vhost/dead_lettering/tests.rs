@@ -368,3 +368,21 @@ fn a_letter_to_a_queue_with_letters_of_consumers_leaves_these_to_others() {
     turns_of_timer(&broker, NOW);
     assert_eq!(drain(&dead), (0..=REJECTED).collect::<Vec<_>>());
 }
+
+#[test]
+fn messages_requeued_above_the_limit_are_dropped_in_as_many_turns_as_that_takes() {
+    const MESSAGES: u32 = 3_000;
+    let limit = |most| ("x-max-length", FieldValue::I32(most));
+    let (broker, from, dead) = wide_world(Some(limit(MESSAGES as i32)));
+    append(&from, 0..MESSAGES);
+    let held = take_all(&from);
+    append(&from, MESSAGES..2 * MESSAGES);
+    let turn = work::Turn::begin();
+    from.requeue(held, Returned::Failed, NOW);
+    assert!(turn.spent() < u64::from(work::TURN) + LAST_LETTER, "{} ns in one turn", turn.spent());
+    drop(turn);
+    assert!(from.message_count() > u64::from(MESSAGES) && dead.message_count() < 100);
+    assert!(turns_of_timer(&broker, NOW) > 50);
+    assert_eq!(drain(&dead), (0..MESSAGES).collect::<Vec<_>>());
+    assert_eq!(drain(&from), (MESSAGES..2 * MESSAGES).collect::<Vec<_>>());
+}

@@ -218,6 +218,16 @@ impl DeliveringChannel {
         taken
     }
 
+    /// Puts back deliveries that were taken, with one merge: an insertion for each would move those behind it each time.
+    pub(super) fn restore(&mut self, entries: Vec<(u64, Unsettled)>) {
+        self.unsettled_count += entries.len();
+        // Also those in whose place the entries were.
+        self.unsettled.retain(|(_, entry)| entry.is_some());
+        self.unsettled.extend(entries.into_iter().map(|(tag, entry)| (tag, Some(entry))));
+        // Finds the ascending runs, and merges them.
+        self.unsettled.make_contiguous().sort_by_key(|(tag, _)| *tag);
+    }
+
     /// The front is an outstanding delivery: its age is that of the oldest.
     fn drop_leading_tombstones(&mut self) {
         while self.unsettled.front().is_some_and(|(_, entry)| entry.is_none()) {

@@ -275,6 +275,25 @@ fn held_deliveries_free_their_credit_at_commit_or_are_restored_at_rollback() {
 }
 
 #[test]
+fn deliveries_restored_in_any_order_are_where_they_were_among_the_others() {
+    let mut fixture = Fixture::new(AMPLE);
+    fixture.consume("c", 0, false);
+    fixture.publish(9);
+    assert_eq!(fixture.delivered().len(), 9);
+    let deliveries = &fixture.deliveries;
+    let held = [7, 2, 5].map(|tag| deliveries.hold(tag, false).unwrap()).into_iter().flatten();
+    let held: Vec<_> = held.chain(deliveries.hold(3, true).unwrap()).collect();
+    drop(deliveries.settle(6, false, None).unwrap());
+    deliveries.restore(held);
+    assert_eq!(deliveries.counts().1, 8);
+    assert!(deliveries.settle(6, true, None).is_none(), "it is settled");
+    let settled = deliveries.settle(5, true, None).unwrap();
+    assert_eq!(settled.iter().map(|(tag, _)| *tag).collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
+    let rest = deliveries.settle(0, true, None).unwrap();
+    assert_eq!(rest.iter().map(|(tag, _)| *tag).collect::<Vec<_>>(), [7, 8, 9]);
+}
+
+#[test]
 fn a_late_word_of_a_cancelled_consumer_does_not_touch_the_one_in_its_place() {
     let mut fixture = Fixture::new(AMPLE);
     let first = fixture.consume("first", 0, true);

@@ -126,3 +126,18 @@ fn messages_that_an_earlier_version_stored_with_their_session_get_records_of_the
     let mut world = World::on(&disk);
     assert_eq!(resumed(&mut world, READER, 60).1, ["connack Success present", "pubrel 2 success"]);
 }
+
+#[test]
+fn a_start_that_refuses_a_session_of_a_later_version_keeps_its_messages() {
+    let mut world = World::on(&SimDisk::new(1, 1 << 30));
+    let (reader, _) = reader_with_messages(&mut world, 2);
+    std::mem::forget(reader);
+    let (key, mut value) = records(&world, Section::MqttSessions).pop().unwrap();
+    value[0] = u8::MAX;
+    put(&world, Section::MqttSessions, key, value);
+    world.round();
+    let before = records(&world, Section::MqttInFlight);
+    assert!(world.hub.load(broker::Timestamp(1)).is_err());
+    world.round();
+    assert_eq!((records(&world, Section::MqttInFlight), before.len()), (before.clone(), 2));
+}
