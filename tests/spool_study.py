@@ -1,6 +1,7 @@
 """A publisher beside a spool, at growing distances from the broker: Leveret's pool with a spool, the pool without, and the broker itself.
 
     make spool-study                                   # some six minutes; the machine should have nothing else to do
+    make spool-study ARGS="--broker-directory /dev/shm --in-transit 16777216"      # the spool has the disk to itself
     make spool-study ARGS="--quick --into DIR"         # to see that it works
 
 Measured by `leveret bench publish` with RabbitMQ as the upstream, and with Leveret's broker, which keeps up with a spool's forwarding.
@@ -31,7 +32,7 @@ ASKED_BEFORE_LEVERET = [f"{ASYNC}: spool.rate>=100k", f"{ASYNC}: spool.forward>=
 def main():
     options = arguments()
     met, rows = True, []
-    with tempfile.TemporaryDirectory() as directory, Servers(directory) as servers:
+    with tempfile.TemporaryDirectory(dir=options.broker_directory) as directory, Servers(directory) as servers:
         # The newest RabbitMQ.
         for name in [*compared()[-1:], "leveret"]:
             if name == "leveret":
@@ -51,6 +52,8 @@ def arguments():
     parser.add_argument("--quick", action="store_true", help="a round of half a second each")
     parser.add_argument("--rounds", default="2")
     parser.add_argument("--time", default="1", help="seconds a round")
+    parser.add_argument("--in-transit", help="bytes in transit each way over the link")
+    parser.add_argument("--broker-directory", type=Path, help="directory for the brokers' data; by default it is on the spool's disk")
     parser.add_argument("--into", type=Path, default=ROOT / "docs" / "benchmarks" / "spool")
     return parser.parse_args()
 
@@ -59,6 +62,7 @@ def study(name, broker, report, options):
     """Measures with this broker as the upstream; returns whether the expectations were met."""
     words = ["--system", system("direct", broker), "--near", "pool,spool", "--persistent", "--size", "1024", "--publishers", "1"]
     words += ["--latency", ",".join(map(str, LATENCIES))]
+    words += ["--in-transit", options.in_transit] if options.in_transit else []
     words += [word for style in STYLES.values() for word in ("--style", style)]
     words += ["--quick"] if options.quick else ["--rounds", options.rounds, "--time", options.time]
     asked = ASKED + (ASKED_BEFORE_LEVERET if name == "leveret" else [])

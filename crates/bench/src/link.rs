@@ -30,7 +30,7 @@ use crate::latency::{Latencies, Percentiles};
 use crate::metric::duration;
 pub(crate) use command::{LinkArguments, milliseconds, resolve};
 use event_loop::EventLoop;
-pub(crate) use line::LinkShape;
+pub(crate) use line::{IN_TRANSIT, LinkShape};
 
 /// A running link. Dropping it ends its connections.
 #[derive(Debug)]
@@ -40,6 +40,8 @@ pub(crate) struct Link {
     waker: Arc<Waker>,
     late: Arc<Mutex<Latencies>>,
     thread: Option<JoinHandle<()>>,
+    /// The limit of the bytes in transit that [`Self::set_round_trip`] keeps, by direction.
+    in_transit: [usize; 2],
 }
 
 /// A command to the link's thread.
@@ -66,7 +68,14 @@ impl Link {
         let late = Arc::<Mutex<Latencies>>::default();
         let (event_loop, waker) = EventLoop::new(listener, target, shapes, received, Arc::clone(&late))?;
         let thread = thread::Builder::new().name("link".into()).spawn(|| event_loop.run())?;
-        Ok(Self { address, orders, waker: Arc::new(waker), late, thread: Some(thread) })
+        Ok(Self {
+            address,
+            orders,
+            waker: Arc::new(waker),
+            late,
+            thread: Some(thread),
+            in_transit: shapes.map(|shape| shape.in_transit),
+        })
     }
 
     /// The address that it listens on.
@@ -81,7 +90,7 @@ impl Link {
 
     /// Sets the round trip time, half of it each way.
     pub(crate) fn set_round_trip(&self, time: Duration) {
-        self.reshape([round_trip(time); 2]);
+        self.reshape(self.in_transit.map(|in_transit| LinkShape { in_transit, ..round_trip(time) }));
     }
 
     /// How late bytes were handed over after they were due, each way, so far: the accuracy of the link on this

@@ -125,7 +125,12 @@ impl Bench {
         let target = resolve("--system", &HostAndPort(&system.uri.host, system.uri.port).to_string())?;
         let listen = SocketAddr::from(([127, 0, 0, 1], 0));
         let failed = |cause| Error::Link { address: listen.to_string(), cause };
-        let link = Link::start(listen, target, [LinkShape::default(); 2]).map_err(failed)?;
+        let link = Link::start(
+            listen,
+            target,
+            [LinkShape { in_transit: plan.in_transit, ..LinkShape::default() }; 2],
+        )
+        .map_err(failed)?;
         // Behind a pool or a spool, all that arrives is counted.
         let limited = near.is_none();
         let mailbox =

@@ -8,10 +8,11 @@ use std::time::Duration;
 use clap::Args;
 
 use super::check::{self, Accuracy};
-use super::{Link, LinkShape};
+use super::{IN_TRANSIT, Link, LinkShape};
 use crate::Outcome;
 use crate::error::Error;
 use crate::metric::duration;
+use crate::usage;
 
 /// Stand between a client and a server, and delay the bytes that pass
 ///
@@ -28,7 +29,7 @@ pub(crate) struct LinkArguments {
     to: Option<String>,
     /// Only measure how exact the link is on this machine, at --latency or else 1 ms; fails if a round trip
     /// is more than 0.2 ms late in the median, or if any is early
-    #[arg(long, conflicts_with_all = ["to", "listen", "there", "back", "jitter", "bandwidth"])]
+    #[arg(long, conflicts_with_all = ["to", "listen", "there", "back", "jitter", "bandwidth", "in_transit"])]
     check: bool,
     /// Time of a round trip in milliseconds, half of it each way
     #[arg(long, value_name = "MS", default_value_t = 0.0, conflicts_with_all = ["there", "back"])]
@@ -45,6 +46,9 @@ pub(crate) struct LinkArguments {
     /// Bytes per second to let pass, each way of each connection; 0 means no limit
     #[arg(long, value_name = "BYTES", default_value_t = 0)]
     bandwidth: u64,
+    /// Bytes that may be in transit each way of each connection; beyond them the sender is not read
+    #[arg(long, value_name = "BYTES", default_value_t = IN_TRANSIT)]
+    in_transit: usize,
 }
 
 impl LinkArguments {
@@ -53,8 +57,9 @@ impl LinkArguments {
         let Some(to) = &self.to else { return self.check() };
         let shape = |delay| -> Result<LinkShape, Error> {
             let (delay, jitter) = (milliseconds("delay", delay)?, milliseconds("--jitter", self.jitter)?);
-            Ok(LinkShape { delay, jitter, bytes_per_second: self.bandwidth })
+            Ok(LinkShape { delay, jitter, bytes_per_second: self.bandwidth, in_transit: self.in_transit })
         };
+        usage::check(self.in_transit > 0, "--in-transit must be above 0")?;
         let half = self.latency / 2.0;
         let shapes = [shape(self.there.unwrap_or(half))?, shape(self.back.unwrap_or(half))?];
         let (listen, to) = (resolve("--listen", &self.listen)?, resolve("--to", to)?);

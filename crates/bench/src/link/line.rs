@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use crate::random::Random;
 
-/// Most bytes in transit in one direction of a connection; beyond it the sender is not read. This exceeds the amount
-/// that Linux keeps in flight by default (`net.ipv4.tcp_wmem`, 4 MiB), so that the link does not limit a fast sender.
-const MAX_IN_TRANSIT: usize = 4 << 20;
+/// The default limit of the bytes in transit. A sender whose system has Linux's defaults (`net.ipv4.tcp_wmem`, 4 MiB) has
+/// no more in flight in both directions together.
+pub(crate) const IN_TRANSIT: usize = 4 << 20;
 
-/// The delays and the bandwidth of one direction.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+/// The delays, the bandwidth and the capacity of one direction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LinkShape {
     /// The time that bytes take to arrive.
     pub(crate) delay: Duration,
@@ -18,6 +18,15 @@ pub(crate) struct LinkShape {
     pub(crate) jitter: Duration,
     /// Bandwidth in bytes per second; 0 means no limit.
     pub(crate) bytes_per_second: u64,
+    /// Most bytes in transit; beyond it the sender is not read.
+    pub(crate) in_transit: usize,
+}
+
+impl Default for LinkShape {
+    /// No delay, no limit of the bandwidth, and [`IN_TRANSIT`].
+    fn default() -> Self {
+        Self { delay: Duration::ZERO, jitter: Duration::ZERO, bytes_per_second: 0, in_transit: IN_TRANSIT }
+    }
 }
 
 /// The bytes in transit, in order.
@@ -71,7 +80,7 @@ impl DelayLine {
 
     /// Whether more may be sent.
     pub(super) fn has_capacity(&self) -> bool {
-        self.bytes < MAX_IN_TRANSIT
+        self.bytes < self.shape.in_transit
     }
 
     /// Sends bytes at `now`.
@@ -232,13 +241,15 @@ mod tests {
 
     #[test]
     fn bytes_in_transit_are_bounded() {
-        let (mut line, start) = line(delayed(MS));
         let piece = [0; 64 * 1024];
-        while line.has_capacity() {
-            line.send(start, &piece);
+        for in_transit in [IN_TRANSIT, 4 * IN_TRANSIT] {
+            let (mut line, start) = line(LinkShape { in_transit, ..delayed(MS) });
+            while line.has_capacity() {
+                line.send(start, &piece);
+            }
+            assert_eq!(line.bytes, in_transit);
+            line.take(piece.len());
+            assert!(line.has_capacity());
         }
-        assert_eq!(line.bytes, MAX_IN_TRANSIT);
-        line.take(piece.len());
-        assert!(line.has_capacity());
     }
 }

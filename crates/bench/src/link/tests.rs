@@ -79,7 +79,7 @@ fn open_connections_follow_a_change_at_once() {
 
 #[test]
 fn all_bytes_pass_in_order_despite_delay_jitter_and_bandwidth() {
-    let shape = LinkShape { delay: MS, jitter: 3 * MS, bytes_per_second: 200 << 20 };
+    let shape = LinkShape { delay: MS, jitter: 3 * MS, bytes_per_second: 200 << 20, ..LinkShape::default() };
     let link = Link::start(ANY, echo(), [shape; 2]).unwrap();
     let mut stream = connect(link.address());
     let sent: Vec<u8> = (0..12_000_000_u32).map(|n| (n * 7 + n / 1021) as u8).collect();

@@ -3,6 +3,7 @@
 use clap::{Args, ValueEnum};
 
 use crate::error::Error;
+use crate::link::IN_TRANSIT;
 use crate::study::arguments::{Common, CommonArguments, Defaults, round_trips};
 use crate::study::systems::{SystemArguments, Systems};
 use crate::usage::check;
@@ -25,6 +26,9 @@ pub(crate) struct PublishArguments {
     /// Round trips in milliseconds, at which one publisher is measured [default: 0,1,5,10,50,100; with --quick 0,10]
     #[arg(long, value_name = "MS,...", value_delimiter = ',')]
     latency: Vec<f64>,
+    /// Bytes that may be in transit each way of each connection over the link
+    #[arg(long, value_name = "BYTES", default_value_t = IN_TRANSIT)]
+    in_transit: usize,
     /// Body size in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 16)]
     size: usize,
@@ -111,6 +115,8 @@ pub(crate) struct PublishPlan {
     pub(super) styles: Vec<PublishStyle>,
     pub(super) publishers: Vec<usize>,
     pub(super) round_trips: Vec<f64>,
+    /// Most bytes in transit each way of a connection over the link.
+    pub(super) in_transit: usize,
     pub(super) body: Vec<u8>,
     pub(super) persistent: bool,
     pub(crate) common: Common,
@@ -128,6 +134,7 @@ impl PublishArguments {
             publishers.iter().all(|count| (1..=MAX_PUBLISHERS).contains(count)),
             "--publishers must be between 1 and 1000",
         )?;
+        check(self.in_transit > 0, "--in-transit must be above 0")?;
         check(self.size <= LARGEST_BODY, "--size must be at most 128 MiB")?;
         let all = PublishStyle::value_variants();
         let mut near = self.near.clone();
@@ -150,6 +157,7 @@ impl PublishArguments {
             styles: if self.style.is_empty() { all.to_vec() } else { self.style.clone() },
             publishers: publishers.to_vec(),
             round_trips: round_trips(latency)?,
+            in_transit: self.in_transit,
             body: vec![b'x'; self.size],
             persistent: self.persistent,
             common: self.common.check(DEFAULTS)?,
