@@ -67,9 +67,9 @@ impl<T> InFlight<T> {
         self.deferred_bytes
     }
 
-    /// The first unanswered message.
-    pub(crate) fn first(&self) -> Option<&Item<T>> {
-        self.items.iter().flatten().next()
+    /// The unanswered messages, in the order in which they were published.
+    pub(crate) fn unanswered(&self) -> impl Iterator<Item = &Item<T>> {
+        self.items.iter().flatten()
     }
 
     /// The unanswered messages that were published before one that is answered.
@@ -80,7 +80,7 @@ impl<T> InFlight<T> {
 
     /// When the oldest one was accepted, in milliseconds since 1970.
     pub(crate) fn oldest(&self) -> Option<u64> {
-        let first = self.first().map(|item| item.envelope.accepted_at());
+        let first = self.unanswered().next().map(|item| item.envelope.accepted_at());
         first.into_iter().chain(self.deferred_at.first_key_value().map(|(at, _)| *at)).min()
     }
 

@@ -501,7 +501,7 @@ impl Upstream {
             *slot = Slot::Settling(Box::new(Settling::probe(confirms, opened_at, now)));
             state.in_use += 1;
             number
-        } else if let Some((number, settling)) = state.any_settling() {
+        } else if let Some((number, settling)) = state.settling_to_probe() {
             settling.prove();
             number
         } else {
@@ -597,12 +597,15 @@ impl UpstreamState {
             || self.closing() > self.starving.len()
     }
 
-    /// A channel that was given back.
-    fn any_settling(&mut self) -> Option<(u16, &mut Settling)> {
-        (1..=u16::MAX).zip(&mut self.slots).find_map(|(number, slot)| match slot {
-            Slot::Settling(settling) => Some((number, &mut **settling)),
+    /// A channel that was given back, preferably one that owes no reply: the broker may not process anything behind the request
+    /// before a queue has answered it.
+    fn settling_to_probe(&mut self) -> Option<(u16, &mut Settling)> {
+        let of_settling = |(number, slot)| match slot {
+            &mut Slot::Settling(ref mut settling) => Some((number, &mut **settling)),
             _ => None,
-        })
+        };
+        let settling = (1..=u16::MAX).zip(&mut self.slots).filter_map(of_settling);
+        settling.min_by_key(|(_, settling)| settling.owes_reply())
     }
 
     /// The channels that were given back and have overdue confirms, each with when that was. None is during an alarm, or while

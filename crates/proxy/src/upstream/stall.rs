@@ -119,7 +119,9 @@ impl Upstream {
                 state.stall = StallState::default();
                 return AnswerCheck::AllAnswered;
             }
-            if is_overdue && state.blocked.is_none() {
+            // Of one that is stalled, the broker has closed the channel that was to answer.
+            let is_wanted = is_overdue || state.stall.stalled_since.is_some();
+            if is_wanted && state.blocked.is_none() {
                 state.stall.probe = self.send_probe(&mut state, now).map(|number| (number, now));
             }
         }
@@ -267,7 +269,9 @@ const SUSPECTS_MAX: usize = 8;
 #[cfg(test)]
 mod tests {
     use amqp::Credentials;
-    use amqp::method::channel;
+    use amqp::frame::write_method;
+    use amqp::method::{basic, channel};
+    use transport::Protocol as _;
 
     use super::super::slot::{Lease, Usage};
     use super::super::{MovedState, Peer, Placed};
@@ -276,35 +280,107 @@ mod tests {
     use crate::link::ClientLink;
     use crate::pool::Pool;
 
+    /// A shared connection whose clients have a channel each, on which a message is in flight.
+    struct Shared {
+        begin: Instant,
+        peer: Peer,
+        upstream: Arc<Upstream>,
+        clients: Vec<(Arc<ClientLink>, Arc<Ledger>)>,
+    }
+
+    impl Shared {
+        fn new(clients: u16) -> Self {
+            let pool = Pool::new(PoolConfig::new(Vec::new()));
+            let (credentials, begin) = (Arc::new(Credentials::plain("user", "password")), Instant::now());
+            let peer = Peer::new(&pool, &credentials, None, Role::Publishing, begin);
+            let mut shared =
+                Self { begin, upstream: peer.connection.upstream.clone(), peer, clients: Vec::new() };
+            for number in 1..=clients {
+                let link = ClientLink::departed(Arc::default());
+                let ledger = Ledger::new(&link, MovedState::default());
+                ledger.messages(b"a message", 1);
+                let lease = Lease::new(link.clone(), ledger.clone(), 1, number.into(), begin);
+                let placed = shared.upstream.lease(lease, true, Role::Publishing, true);
+                assert!(matches!(placed, Placed::On(leased) if leased.channel == number), "{placed:?}");
+                shared.upstream.send(number, channel::Open::default());
+                shared.clients.push((link, ledger));
+            }
+            shared.peer.read();
+            while shared.peer.deliver(begin).is_some() {}
+            shared
+        }
+
+        fn at(&self, check: u32) -> Instant {
+            self.begin + CHECK_INTERVAL * check
+        }
+
+        fn check(&self, check: u32) -> AnswerCheck {
+            self.upstream.check_answers(self.at(check), check > 2)
+        }
+
+        /// A session that was asked to probe the connection does so.
+        fn probe(&self, number: u16) {
+            let (link, ledger) = &self.clients[usize::from(number) - 1];
+            let events = link.take_events();
+            let is_asked = matches!(events[..], [Event::AnswerWanted { channel, .. }] if channel == number);
+            assert!(is_asked, "{number}: {events:?}");
+            ledger.prove();
+            self.upstream.expect_proof(number);
+            self.upstream.send(number, channel::Flow { active: true });
+        }
+
+        /// The connection is stalled, and the broker closes the channel that was to answer the probe.
+        fn stall_and_close_probe(&mut self) {
+            assert_eq!([0, 1].map(|check| self.check(check)), [AnswerCheck::Due; 2]);
+            self.probe(1);
+            assert_eq!(self.check(2), AnswerCheck::Stalled);
+            self.peer.read();
+            assert!(self.peer.close_channel(0));
+            assert_eq!(self.peer.deliver(self.at(3)), Some("channel.close"));
+        }
+    }
+
     #[test]
     fn a_connection_that_is_out_of_use_is_not_stalled() {
-        let pool = Pool::new(PoolConfig::new(Vec::new()));
-        let (credentials, begin) = (Arc::new(Credentials::plain("user", "password")), Instant::now());
-        let mut peer = Peer::new(&pool, &credentials, None, Role::Publishing, begin);
-        let (link, upstream) = (ClientLink::departed(Arc::default()), peer.connection.upstream.clone());
-        let ledger = Ledger::new(&link, MovedState::default());
-        ledger.messages(b"a message", 1);
-        let lease = Lease::new(link.clone(), ledger.clone(), 1, 1, begin);
-        let Placed::On(leased) = upstream.lease(lease, true, Role::Publishing, true) else {
-            panic!("no channel")
-        };
-        upstream.send(leased.channel, channel::Open::default());
-        peer.read();
-        peer.deliver(begin);
-        let at = |after| begin + CHECK_INTERVAL * after;
-        assert_eq!([0, 1].map(|after| upstream.check_answers(at(after), false)), [AnswerCheck::Due; 2]);
-        assert!(matches!(link.take_events()[..], [Event::AnswerWanted { channel: 1, lease: 1 }]));
-        // The session asks.
-        ledger.prove();
-        upstream.expect_proof(leased.channel);
-        upstream.send(leased.channel, channel::Flow { active: true });
-        assert_eq!(upstream.check_answers(at(2), false), AnswerCheck::Stalled);
-        peer.read();
-        // The broker closes the channel instead.
-        assert!(peer.close_channel(0));
-        assert_eq!(peer.deliver(at(3)), Some("channel.close"));
-        assert!(upstream.release(leased.channel, Usage::default(), at(3)));
-        assert_eq!(upstream.check_answers(at(3), false), AnswerCheck::AllAnswered);
-        assert!(!upstream.is_stalled());
+        let mut shared = Shared::new(1);
+        shared.stall_and_close_probe();
+        assert!(shared.upstream.release(1, Usage::default(), shared.at(3)));
+        assert_eq!(shared.check(3), AnswerCheck::AllAnswered);
+        assert!(!shared.upstream.is_stalled());
+    }
+
+    /// Others are never without an answer for as long as a probe takes to be due, and always wait for one.
+    #[test]
+    fn a_connection_whose_probe_was_closed_is_probed_again_while_others_are_busy() {
+        let mut shared = Shared::new(2);
+        shared.stall_and_close_probe();
+        let mut bytes = Vec::new();
+        write_method(&mut bytes, 2, basic::Ack { delivery_tag: 1, multiple: false });
+        shared.clients[1].1.messages(b"another message", 1);
+        shared.peer.connection.handle_input(&bytes, shared.at(3));
+        assert_eq!(shared.check(3), AnswerCheck::Due);
+        shared.probe(2);
+        shared.peer.read();
+        assert_eq!(shared.peer.deliver(shared.at(3)), Some("channel.flow-ok"));
+        assert!(!shared.upstream.is_stalled());
+    }
+
+    /// The broker's process for a channel may wait for a queue that is to answer its request.
+    #[test]
+    fn a_channel_that_waits_for_another_reply_is_not_the_one_that_is_probed() {
+        let mut shared = Shared::new(2);
+        shared.upstream.expect_reply(1);
+        for number in [1, 2] {
+            assert!(shared.upstream.release(
+                number,
+                Usage { published: 1, ..Usage::default() },
+                shared.begin
+            ));
+        }
+        shared.peer.read();
+        assert_eq!([0, 1].map(|check| shared.check(check)), [AnswerCheck::Due; 2]);
+        shared.peer.read();
+        let answer = shared.peer.answers.back().unwrap();
+        assert_eq!((answer.channel, answer.name), (2, "channel.flow-ok"));
     }
 }

@@ -11,7 +11,7 @@ use super::counting::{AskError, ask};
 use super::{MoveContext, SurveyPause};
 
 /// A queue is asked for this often in the time after which it would be deleted.
-const POLL_ORDER: u32 = 4;
+const POLLS_PER_EXPIRY: u32 = 4;
 
 /// Asks for the queues until the move is stopped.
 pub(super) async fn keep(context: &MoveContext) {
@@ -25,7 +25,7 @@ pub(super) async fn keep(context: &MoveContext) {
             let due = pause.look(|| {
                 let is_due = |queue: &Arc<Queue>| {
                     queue.arguments().expires.is_some_and(|after| {
-                        let interval = Duration::from_millis(after) / POLL_ORDER;
+                        let interval = Duration::from_millis(after) / POLLS_PER_EXPIRY;
                         asked.get(&key(queue)).is_none_or(|last| now - *last >= interval)
                     })
                 };

@@ -123,14 +123,17 @@ impl<T> Forwarding<T> {
     /// Handles a broker that has stopped reading the connection; call it before [`Self::lost`]. It stops because of a queue
     /// that takes messages and confirms none, such as a quorum queue without a majority. From now on only one message of its
     /// destination is in flight until the broker answers: RabbitMQ reads on until 32 are. If the connection `is_isolated`,
-    /// the destination is one of those in flight; otherwise it may be another client's.
+    /// the destination is one of those in flight: the first one that was not suspected before is suspected now. Otherwise it
+    /// may be another client's.
     ///
     /// # Example
     /// Messages for the queues D, A, D, B, A were published in this order, and the first ones for A and B are confirmed.
     /// RabbitMQ has read those before that for B, and so D is suspected. A is not: RabbitMQ may not have read the last one.
     pub fn stalled(&mut self, is_isolated: bool) {
         for channel in [&self.fast, &self.careful] {
-            let first = channel.first().filter(|_| is_isolated);
+            // A destination that was suspected before had a single message in flight, for which no broker stops.
+            let is_new = |item: &&Item<T>| is_isolated && !self.silent.contains(&item.destination);
+            let first = channel.unanswered().find(is_new);
             for item in channel.passed_over().chain(first) {
                 if self.silent.len() >= SILENT_MAX {
                     self.silent.clear();

@@ -218,11 +218,11 @@ fn a_message_too_large_to_be_kept_is_named_and_leaves_a_gap() {
 
 #[test]
 fn thousands_of_methods_under_way_take_hardly_more_than_their_bytes() {
-    const POLL_ORDER: usize = 2000;
+    const REQUESTS: usize = 2000;
     let replay_totals = Arc::<ReplayTotals>::default();
     let ledger = counted(&replay_totals);
     let declare = payload(queue::Declare { queue: "hostile", passive: true, ..Default::default() });
-    for asked in 1..=POLL_ORDER {
+    for asked in 1..=REQUESTS {
         ledger.method(&declare, true, PrefetchState::default());
         let frames = asked * (declare.len() + OVERHEAD);
         let taken = replay_totals.connected.bytes();
@@ -233,7 +233,7 @@ fn thousands_of_methods_under_way_take_hardly_more_than_their_bytes() {
     let buffers: usize = record.entries.iter().map(|entry| entry.frames.capacity()).sum();
     assert!(places + buffers <= replay_totals.connected.bytes(), "all that is taken is counted");
     drop(record);
-    for _ in 0..POLL_ORDER {
+    for _ in 0..REQUESTS {
         ledger.answered(None, None);
     }
     assert_eq!(replay_totals.connected.bytes(), 0);

@@ -118,3 +118,21 @@ fn large_messages_that_are_never_confirmed_leave_some_of_the_window_to_others() 
     bench.read("a");
     assert_eq!(bench.published().len(), 1, "others go on");
 }
+
+/// The queues of one broker often lose their majority at the same time.
+#[test]
+fn each_stall_of_an_isolated_connection_finds_another_destination() {
+    let mut bench = Bench::new(&["one", "two"]);
+    bench.published();
+    bench.stall(true);
+    bench.read("one");
+    bench.published();
+    let mut waiting: VecDeque<_> = bench.moved().into_iter().map(|(number, _)| number).collect();
+    assert_eq!(bench.load(&mut waiting, "one"), [2]);
+    bench.read("two");
+    assert_eq!(bench.published(), [3]);
+    // No message is confirmed, and the first one in flight is that of the destination that is known.
+    bench.stall(true);
+    bench.read("two");
+    assert_eq!(bench.published(), []);
+}
