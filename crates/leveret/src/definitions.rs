@@ -14,6 +14,7 @@ use store::catalogue::Catalogue;
 use crate::config::{Config, DefinitionsIf, SettingError, VerifyClient};
 use crate::password_file;
 use crate::serve::ServeError;
+use crate::takeover::ShownObjects;
 
 /// Definitions and the file they were read from.
 #[derive(Debug)]
@@ -32,9 +33,11 @@ pub(crate) struct ExistingObjects {
 }
 
 impl ExistingObjects {
-    pub(crate) fn of(broker: &Broker) -> Self {
+    pub(crate) fn of(broker: &Broker, shown: ShownObjects) -> Self {
         let was_loaded = broker.catalogue().is_some_and(|catalogue| catalogue.was_loaded());
-        Self { objects: broker.existing(), is_untouched: !was_loaded && has_defaults_alone(broker) }
+        let is_untouched = !was_loaded && has_defaults_alone(broker);
+        let is_shown = is_untouched || shown == ShownObjects::Existing;
+        Self { objects: if is_shown { broker.existing() } else { Map::new() }, is_untouched }
     }
 }
 
@@ -47,7 +50,7 @@ impl ExistingObjects {
 /// One of them cannot be used, or that process does not answer.
 pub(crate) fn check(
     config: &Config,
-    existing: impl FnOnce() -> io::Result<Option<ExistingObjects>>,
+    existing: impl FnOnce(ShownObjects) -> io::Result<Option<ExistingObjects>>,
 ) -> Result<(), ServeError> {
     let file = read(config).map_err(ServeError::Setting)?;
     let password = given_password(config).map_err(ServeError::Setting)?;
@@ -55,7 +58,9 @@ pub(crate) fn check(
     let existing = if begins_with_nothing(config) {
         Some(ExistingObjects { objects: Map::new(), is_untouched: true })
     } else {
-        existing().map_err(ServeError::TakeOver)?
+        let is_always = config.definitions_if == DefinitionsIf::Always;
+        existing(if is_always { ShownObjects::Existing } else { ShownObjects::ExistingIfUntouched })
+            .map_err(ServeError::TakeOver)?
     };
     check_beside(config, password, &definitions, existing)
         .map_err(|error| ServeError::Setting(at_fault(&path, error)))
@@ -290,4 +295,24 @@ fn warn_of_nobody(broker: &Broker, config: &Config) {
 
 fn at_fault(path: &Path, error: impl Error + Send + Sync + 'static) -> SettingError {
     SettingError::new("definitions", error).about(path.display())
+}
+
+#[cfg(test)]
+mod tests {
+    use broker::BrokerConfig;
+
+    use super::*;
+
+    #[test]
+    fn objects_are_shown_to_a_successor_that_will_load_definitions() {
+        let broker = Broker::new(BrokerConfig::default());
+        let shown = |shown| {
+            let existing = ExistingObjects::of(&broker, shown);
+            (existing.is_untouched, existing.objects.contains_key("queues"))
+        };
+        assert_eq!(shown(ShownObjects::ExistingIfUntouched), (true, true));
+        broker.add_vhost("other");
+        assert_eq!(shown(ShownObjects::Existing), (false, true));
+        assert_eq!(shown(ShownObjects::ExistingIfUntouched), (false, false));
+    }
 }

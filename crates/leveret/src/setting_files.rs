@@ -48,7 +48,7 @@ impl SettingFiles {
     ///
     /// One of them cannot be used.
     pub(crate) fn check(config: &Config) -> Result<(), ServeError> {
-        definitions::check(config, || Ok(None))?;
+        definitions::check(config, |_| Ok(None))?;
         Self::read(config, Clock::start())?;
         data_dir::check(config)?;
         let check = |target: &LineTarget| target.check().map_err(access_log_error(target));

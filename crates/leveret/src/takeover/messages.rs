@@ -43,11 +43,15 @@ pub(super) struct Show {
     pub(super) show: ShownObjects,
 }
 
-/// See [`crate::definitions::ExistingObjects`].
-#[derive(Debug, Serialize, Deserialize)]
+/// Which objects the predecessor shows: see [`crate::definitions::ExistingObjects`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum ShownObjects {
+pub(crate) enum ShownObjects {
+    /// All of them.
     Existing,
+    /// None if anybody has defined anything, since the successor then loads no definitions. A list of millions of queues
+    /// takes seconds and memory.
+    ExistingIfUntouched,
 }
 
 /// The answer, of which as many bytes of JSON follow.

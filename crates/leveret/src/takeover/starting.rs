@@ -19,6 +19,9 @@ use crate::definitions::ExistingObjects;
 /// How long a process that shuts down is asked again: a successor of it that serves already is found in that time.
 const SUCCESSOR_POLL_TIMEOUT: Duration = Duration::from_millis(500);
 
+/// Maximum time until the list of a broker's objects arrives, of which there may be millions. Both processes wait without harm.
+const LIST_TIMEOUT: Duration = Duration::from_secs(600);
+
 /// How long a process is looked for where none is: one that has just taken over is found in that time.
 const FIND_TIMEOUT: Duration = Duration::from_millis(200);
 
@@ -119,14 +122,17 @@ impl Predecessor {
     ///
     /// # Errors
     /// It does not answer.
-    pub(crate) fn existing(&mut self) -> io::Result<Option<ExistingObjects>> {
+    pub(crate) fn existing(&mut self, shown: ShownObjects) -> io::Result<Option<ExistingObjects>> {
         if !self.shows {
             return Ok(None);
         }
-        let show = Show { show: ShownObjects::Existing };
-        match send(&mut self.stream, &show).and_then(|()| receive_shown(&mut self.stream)) {
+        self.stream.set_read_timeout(Some(LIST_TIMEOUT))?;
+        let received =
+            send(&mut self.stream, &Show { show: shown }).and_then(|()| receive_shown(&mut self.stream));
+        self.stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+        match received {
             Err(error) if is_gone(&error) => Ok(None),
-            shown => shown.map(Some),
+            received => received.map(Some),
         }
     }
 

@@ -40,8 +40,7 @@ impl Succession {
         if let Some(predecessor) =
             begun.predecessor.as_mut().filter(|predecessor| predecessor.must_end_first())
         {
-            let existing = || predecessor.existing();
-            definitions::check(config, existing)?;
+            definitions::check(config, |shown| predecessor.existing(shown))?;
             // Its clients connect again.
             begun.replace(drain).await?;
             if drain.is_made() {

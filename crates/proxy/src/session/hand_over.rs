@@ -178,16 +178,19 @@ fn kept_bytes(channel: &Side) -> usize {
 
 /// Waits until the broker has processed everything sent on a separate connection, or the connection is lost.
 async fn wait_until_returned(upstream: &Upstream, link: &Arc<ClientLink>) {
-    while upstream.is_own_of(link) {
-        tokio::time::sleep(CHECK_INTERVAL).await;
-    }
+    wait_while(|| upstream.is_own_of(link)).await;
 }
 
 /// Waits until the brokers have processed everything sent before.
 async fn wait_until_through(ledgers: &[Weak<Ledger>]) {
     let is_under_way = |ledger: &Weak<Ledger>| ledger.upgrade().is_some_and(|ledger| ledger.has_entries());
-    while ledgers.iter().any(is_under_way) {
-        tokio::time::sleep(CHECK_INTERVAL).await;
+    wait_while(|| ledgers.iter().any(is_under_way)).await;
+}
+
+async fn wait_while(condition: impl Fn() -> bool) {
+    let mut back_off = BackOff::new(CHECK_INTERVAL, CHECK_INTERVAL_MAX);
+    while condition() {
+        tokio::time::sleep(back_off.pause()).await;
     }
 }
 
@@ -199,8 +202,10 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 const SHORTAGE_PAUSE_MAX: Duration = Duration::from_secs(5);
 /// Bytes of the task that hands over a channel's leftovers. A client that publishes one small message may leave one behind.
 const OVERHEAD: usize = 4096;
-/// Interval for checking whether the broker has processed frames: there are few of them.
+/// The first interval for checking whether the broker has processed frames. It usually has within a few round trips.
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);
+/// The longest such interval: thousands of channels may wait for a broker that does not read.
+const CHECK_INTERVAL_MAX: Duration = Duration::from_millis(500);
 
 #[cfg(test)]
 mod tests {
