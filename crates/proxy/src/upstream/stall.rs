@@ -299,7 +299,7 @@ mod tests {
                 let link = ClientLink::departed(Arc::default());
                 let ledger = Ledger::new(&link, MovedState::default());
                 ledger.messages(b"a message", 1);
-                let lease = Lease::new(link.clone(), ledger.clone(), 1, number.into(), begin);
+                let lease = Lease::new(link.clone(), ledger.clone(), 1, number, begin);
                 let placed = shared.upstream.lease(lease, true, Role::Publishing, true);
                 assert!(matches!(placed, Placed::On(leased) if leased.channel == number), "{placed:?}");
                 shared.upstream.send(number, channel::Open::default());
