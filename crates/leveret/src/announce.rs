@@ -65,7 +65,7 @@ pub(crate) fn begin(log: &Arc<LineQueue>) {
     }
 }
 
-/// Notes a bound listener, which [`print`] then announces with the others.
+/// Notes a bound listener, which [`print()`] then announces with the others.
 pub(crate) fn announce(listener: Announced) {
     ANNOUNCED.lock().push(listener);
 }
