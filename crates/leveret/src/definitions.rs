@@ -300,6 +300,7 @@ fn at_fault(path: &Path, error: impl Error + Send + Sync + 'static) -> SettingEr
 #[cfg(test)]
 mod tests {
     use broker::BrokerConfig;
+    use serde_json::json;
 
     use super::*;
 
@@ -311,7 +312,8 @@ mod tests {
             (existing.is_untouched, existing.objects.contains_key("queues"))
         };
         assert_eq!(shown(ShownObjects::ExistingIfUntouched), (true, true));
-        broker.add_vhost("other");
+        let defined = Map::from_iter([("vhosts".to_owned(), json!([{ "name": "other" }]))]);
+        broker.load(&Definitions::from_map(&defined).unwrap(), Timestamp::default()).unwrap();
         assert_eq!(shown(ShownObjects::Existing), (false, true));
         assert_eq!(shown(ShownObjects::ExistingIfUntouched), (false, false));
     }
