@@ -239,7 +239,7 @@ def test_integers_beyond_the_precision_of_a_number_keep_their_digits(page):
         const { value } = await import("/dashboard/format.js");
         const fetch = window.fetch;
         window.fetch = async () => new Response('{"a": [9223372036854775807, -9007199254740993, 1e400, 1e20, 0.1, 7], "b": 7}');
-        const answer = await new Api(null).get(["any"]).finally(() => (window.fetch = fetch));
+        const answer = await new Api(null).post(["any"]).finally(() => (window.fetch = fetch));
         return [value(answer.a), answer.b];
     """
     assert page.run(script) == ["[9223372036854775807,-9007199254740993,null,100000000000000000000,0.1,7]", 7]

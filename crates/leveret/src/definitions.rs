@@ -14,7 +14,6 @@ use store::catalogue::Catalogue;
 use crate::config::{Config, DefinitionsIf, SettingError, VerifyClient};
 use crate::password_file;
 use crate::serve::ServeError;
-use crate::takeover::ShownObjects;
 
 /// Definitions and the file they were read from.
 #[derive(Debug)]
@@ -33,10 +32,10 @@ pub(crate) struct ExistingObjects {
 }
 
 impl ExistingObjects {
-    pub(crate) fn of(broker: &Broker, shown: ShownObjects) -> Self {
+    pub(crate) fn of(broker: &Broker, only_if_untouched: bool) -> Self {
         let was_loaded = broker.catalogue().is_some_and(|catalogue| catalogue.was_loaded());
         let is_untouched = !was_loaded && has_defaults_alone(broker);
-        let is_shown = is_untouched || shown == ShownObjects::Existing;
+        let is_shown = is_untouched || !only_if_untouched;
         Self { objects: if is_shown { broker.existing() } else { Map::new() }, is_untouched }
     }
 }
@@ -50,7 +49,7 @@ impl ExistingObjects {
 /// One of them cannot be used, or that process does not answer.
 pub(crate) fn check(
     config: &Config,
-    existing: impl FnOnce(ShownObjects) -> io::Result<Option<ExistingObjects>>,
+    existing: impl FnOnce(bool) -> io::Result<Option<ExistingObjects>>,
 ) -> Result<(), ServeError> {
     let file = read(config).map_err(ServeError::Setting)?;
     let password = given_password(config).map_err(ServeError::Setting)?;
@@ -58,9 +57,7 @@ pub(crate) fn check(
     let existing = if begins_with_nothing(config) {
         Some(ExistingObjects { objects: Map::new(), is_untouched: true })
     } else {
-        let is_always = config.definitions_if == DefinitionsIf::Always;
-        existing(if is_always { ShownObjects::Existing } else { ShownObjects::ExistingIfUntouched })
-            .map_err(ServeError::TakeOver)?
+        existing(config.definitions_if != DefinitionsIf::Always).map_err(ServeError::TakeOver)?
     };
     check_beside(config, password, &definitions, existing)
         .map_err(|error| ServeError::Setting(at_fault(&path, error)))
@@ -307,14 +304,14 @@ mod tests {
     #[test]
     fn objects_are_shown_to_a_successor_that_will_load_definitions() {
         let broker = Broker::new(BrokerConfig::default());
-        let shown = |shown| {
-            let existing = ExistingObjects::of(&broker, shown);
+        let shown = |only_if_untouched| {
+            let existing = ExistingObjects::of(&broker, only_if_untouched);
             (existing.is_untouched, existing.objects.contains_key("queues"))
         };
-        assert_eq!(shown(ShownObjects::ExistingIfUntouched), (true, true));
+        assert_eq!(shown(true), (true, true));
         let defined = Map::from_iter([("vhosts".to_owned(), json!([{ "name": "other" }]))]);
         broker.load(&Definitions::from_map(&defined).unwrap(), Timestamp::default()).unwrap();
-        assert_eq!(shown(ShownObjects::Existing), (false, true));
-        assert_eq!(shown(ShownObjects::ExistingIfUntouched), (false, false));
+        assert_eq!(shown(false), (false, true));
+        assert_eq!(shown(true), (false, false));
     }
 }

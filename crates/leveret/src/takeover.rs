@@ -33,7 +33,6 @@ use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::time::Duration;
 
-pub(crate) use messages::ShownObjects;
 pub(crate) use running::Offer;
 use starting::Predecessor;
 pub(crate) use succession::Succession;

@@ -85,7 +85,7 @@ impl Pattern {
             if let Rule::Expression(expression) = &self.rule
                 && !expression.is_logged.swap(true, Ordering::Relaxed)
             {
-                tracing::warn!("{error}: treated as no match");
+                tracing::warn!(%error, "pattern treated as no match");
             }
             false
         })

@@ -46,7 +46,8 @@ impl Line<'_> {
 
 impl Visit for Line<'_> {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        if self.result.is_ok() {
+        // Lines of the `log` crate come with their source files, as `log.file` and the like.
+        if self.result.is_ok() && !field.name().starts_with("log.") {
             self.result = self.write(field.name(), value);
         }
     }
@@ -55,23 +56,35 @@ impl Visit for Line<'_> {
 /// Writes a value, quoted if it is empty, or has blanks, quotes, `=` or control characters.
 pub(super) fn write_value(into: &mut impl fmt::Write, value: &dyn fmt::Debug) -> fmt::Result {
     let text = format!("{value:?}");
-    let is_quoted = text.len() >= 2 && text.starts_with('"') && text.ends_with('"');
-    let needs_quotes = |sign: char| sign.is_whitespace() || sign.is_control() || matches!(sign, '"' | '=');
-    if is_quoted || !(text.is_empty() || text.contains(needs_quotes)) {
+    let needs_quotes = |c: char| c.is_whitespace() || c.is_control() || matches!(c, '"' | '=');
+    if is_quoted(&text) || !(text.is_empty() || text.contains(needs_quotes)) {
         into.write_str(&text)
     } else {
         write!(into, "{text:?}")
     }
 }
 
-/// Escapes control characters of messages: peers choose parts of some, and must not move the cursor of who reads the log.
+/// Whether a text is in quotes, and nothing in it ends them early or begins another line.
+fn is_quoted(text: &str) -> bool {
+    let Some(inner) = text.strip_prefix('"').and_then(|text| text.strip_suffix('"')) else { return false };
+    let mut is_escaped = false;
+    let is_whole = inner.chars().all(|c| {
+        let is_allowed = !c.is_control() && (c != '"' || is_escaped);
+        is_escaped = c == '\\' && !is_escaped;
+        is_allowed
+    });
+    is_whole && !is_escaped
+}
+
+/// Escapes control characters of messages: peers choose parts of some, and must neither forge lines nor move the cursor of the
+/// reader's terminal.
 struct Printable<'p, W>(&'p mut W);
 
 impl<W: fmt::Write> fmt::Write for Printable<'_, W> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        text.chars().try_for_each(|sign| match sign.is_control() && !matches!(sign, '\n' | '\t') {
-            true => write!(self.0, "{}", sign.escape_default()),
-            false => self.0.write_char(sign),
+        text.chars().try_for_each(|c| match c.is_control() {
+            true => write!(self.0, "{}", c.escape_default()),
+            false => self.0.write_char(c),
         })
     }
 }
@@ -92,14 +105,17 @@ mod tests {
         assert_eq!(written(&format_args!("amqp://a/?x=1")), "\"amqp://a/?x=1\"");
         assert_eq!(written(&format_args!("say \"no\"")), r#""say \"no\"""#);
         assert_eq!(written(&format_args!("")), "\"\"");
+        assert_eq!(written(&format_args!(r#""a" is not "b""#)), r#""\"a\" is not \"b\"""#);
+        assert_eq!(written(&format_args!("\"x\n2026 ERROR y\"")), r#""\"x\n2026 ERROR y\"""#);
+        assert_eq!(written(&format_args!(r#""x\""#)), r#""\"x\\\"""#);
         assert_eq!(written(&"ann"), "\"ann\"");
         assert_eq!(written(&7), "7");
     }
 
     #[test]
-    fn a_message_cannot_move_the_cursor() {
+    fn a_message_cannot_move_the_cursor_or_forge_a_line() {
         let mut text = String::new();
-        write!(Printable(&mut text), "a\x1b[2J\tb").unwrap();
-        assert_eq!(text, "a\\u{1b}[2J\tb");
+        write!(Printable(&mut text), "a\x1b[2J\n2026 ERROR b").unwrap();
+        assert_eq!(text, "a\\u{1b}[2J\\n2026 ERROR b");
     }
 }

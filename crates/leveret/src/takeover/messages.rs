@@ -41,17 +41,17 @@ pub(super) enum SuccessorRequest {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Show {
     pub(super) show: ShownObjects,
+    /// No objects if anybody has defined anything, since the successor then loads no definitions. A list of millions of
+    /// queues takes seconds and memory.
+    #[serde(default)]
+    pub(super) only_if_untouched: bool,
 }
 
-/// Which objects the predecessor shows: see [`crate::definitions::ExistingObjects`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// See [`crate::definitions::ExistingObjects`].
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum ShownObjects {
-    /// All of them.
+pub(super) enum ShownObjects {
     Existing,
-    /// None if anybody has defined anything, since the successor then loads no definitions. A list of millions of queues
-    /// takes seconds and memory.
-    ExistingIfUntouched,
 }
 
 /// The answer, of which as many bytes of JSON follow.
@@ -256,10 +256,10 @@ mod tests {
     #[test]
     fn a_question_and_the_answer_of_any_length_arrive() {
         let (mut one, mut other) = UnixStream::pair().unwrap();
-        send(&mut one, &Show { show: ShownObjects::Existing }).unwrap();
+        send(&mut one, &Show { show: ShownObjects::Existing, only_if_untouched: true }).unwrap();
         send(&mut one, &Leave { at_once: true, clients: None }).unwrap();
         let mut received = || receive(&mut other).unwrap().unwrap();
-        assert!(matches!(received(), SuccessorRequest::Show(Show { show: ShownObjects::Existing })));
+        assert!(matches!(received(), SuccessorRequest::Show(Show { only_if_untouched: true, .. })));
         assert!(matches!(received(), SuccessorRequest::Leave(Leave { at_once: true, clients: None })));
         // More than the socket takes at once.
         let shown = "x".repeat(1 << 20);

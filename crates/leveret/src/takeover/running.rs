@@ -209,8 +209,8 @@ impl Offer {
         let Leave { at_once, clients } = loop {
             match (receive(&mut stream)?, &serving.broker) {
                 (Some(SuccessorRequest::Leave(leave)), _) => break leave,
-                (Some(SuccessorRequest::Show(Show { show })), Some(broker)) => {
-                    send_shown(&mut stream, &ExistingObjects::of(broker, show))?;
+                (Some(SuccessorRequest::Show(Show { only_if_untouched, .. })), Some(broker)) => {
+                    send_shown(&mut stream, &ExistingObjects::of(broker, only_if_untouched))?;
                 }
                 // A pool has not offered to show anything.
                 (Some(SuccessorRequest::Show(_)), None) => return Ok(false),

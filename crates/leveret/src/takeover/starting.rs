@@ -19,8 +19,8 @@ use crate::definitions::ExistingObjects;
 /// How long a process that shuts down is asked again: a successor of it that serves already is found in that time.
 const SUCCESSOR_POLL_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Maximum time until the list of a broker's objects arrives, of which there may be millions. Both processes wait without harm.
-const LIST_TIMEOUT: Duration = Duration::from_secs(600);
+/// Maximum time until the list of a broker's objects arrives, of which there may be millions. A signal waits for it, too.
+const LIST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long a process is looked for where none is: one that has just taken over is found in that time.
 const FIND_TIMEOUT: Duration = Duration::from_millis(200);
@@ -118,17 +118,18 @@ impl Predecessor {
         self.must_end_first
     }
 
-    /// Asks what its broker has; `None` if it is no broker, of a release that does not tell, or has ended.
+    /// Asks what its broker has; with `only_if_untouched`, that is nothing if anybody has defined anything there. `None` if it
+    /// is no broker, of a release that does not tell, or has ended.
     ///
     /// # Errors
     /// It does not answer.
-    pub(crate) fn existing(&mut self, shown: ShownObjects) -> io::Result<Option<ExistingObjects>> {
+    pub(crate) fn existing(&mut self, only_if_untouched: bool) -> io::Result<Option<ExistingObjects>> {
         if !self.shows {
             return Ok(None);
         }
         self.stream.set_read_timeout(Some(LIST_TIMEOUT))?;
-        let received =
-            send(&mut self.stream, &Show { show: shown }).and_then(|()| receive_shown(&mut self.stream));
+        let show = Show { show: ShownObjects::Existing, only_if_untouched };
+        let received = send(&mut self.stream, &show).and_then(|()| receive_shown(&mut self.stream));
         self.stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
         match received {
             Err(error) if is_gone(&error) => Ok(None),

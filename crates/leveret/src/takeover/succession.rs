@@ -40,7 +40,7 @@ impl Succession {
         if let Some(predecessor) =
             begun.predecessor.as_mut().filter(|predecessor| predecessor.must_end_first())
         {
-            definitions::check(config, |shown| predecessor.existing(shown))?;
+            definitions::check(config, |only_if_untouched| predecessor.existing(only_if_untouched))?;
             // Its clients connect again.
             begun.replace(drain).await?;
             if drain.is_made() {

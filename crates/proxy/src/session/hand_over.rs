@@ -178,18 +178,16 @@ fn kept_bytes(channel: &Side) -> usize {
 
 /// Waits until the broker has processed everything sent on a separate connection, or the connection is lost.
 async fn wait_until_returned(upstream: &Upstream, link: &Arc<ClientLink>) {
-    wait_while(|| upstream.is_own_of(link)).await;
+    while upstream.is_own_of(link) {
+        tokio::time::sleep(CHECK_INTERVAL).await;
+    }
 }
 
 /// Waits until the brokers have processed everything sent before.
 async fn wait_until_through(ledgers: &[Weak<Ledger>]) {
     let is_under_way = |ledger: &Weak<Ledger>| ledger.upgrade().is_some_and(|ledger| ledger.has_entries());
-    wait_while(|| ledgers.iter().any(is_under_way)).await;
-}
-
-async fn wait_while(condition: impl Fn() -> bool) {
     let mut back_off = BackOff::new(CHECK_INTERVAL, CHECK_INTERVAL_MAX);
-    while condition() {
+    while ledgers.iter().any(is_under_way) {
         tokio::time::sleep(back_off.pause()).await;
     }
 }

@@ -26,7 +26,7 @@ export class Api {
 
   /** The same for one object of a list; null if it has been deleted since, or a browser cannot request its name. */
   async getIfAvailable(parts, signal) {
-    if (parts.some((part) => PATH_STEPS.has(part))) return null;
+    if (parts.some((part) => DOT_SEGMENTS.has(part))) return null;
     try {
       return await this.get(parts, {}, signal);
     } catch (error) {
@@ -81,7 +81,8 @@ export class Api {
     const response = await reach(address(parts, query), options, signal);
     const text = await response.text();
     if (!response.ok) throw new ApiError(response.status, reason(response, text));
-    return text === "" ? null : parsed(text);
+    // Messages are fetched by POST, and their headers are only shown. Views compare and add up the numbers of other responses.
+    return text === "" ? null : parsed(text, method === "POST" ? keepLargeIntegers : undefined);
   }
 }
 
@@ -97,10 +98,10 @@ export function exchangePart(exchange) {
 }
 
 /** Browsers resolve these as path segments, even percent-encoded: the request would go to another resource. */
-const PATH_STEPS = new Set([".", ".."]);
+const DOT_SEGMENTS = new Set([".", ".."]);
 
 function address(parts, query) {
-  const step = parts.find((part) => PATH_STEPS.has(part));
+  const step = parts.find((part) => DOT_SEGMENTS.has(part));
   if (step !== undefined) throw new ApiError(400, `A browser cannot request the name "${step}"; use leveret ctl.`);
   const path = parts.map(encodeURIComponent);
   const kept = Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined);
@@ -130,19 +131,19 @@ function reason(response, text) {
   return `The server responded ${response.status} ${response.statusText}.`;
 }
 
-function parsed(text) {
+function parsed(text, reviver) {
   try {
-    return JSON.parse(text, withAllDigits);
+    return JSON.parse(text, reviver);
   } catch {
     throw new ApiError(0, "The server's response is not valid JSON.");
   }
 }
 
 /**
- * Headers and arguments may be 64-bit integers. One that a number would round becomes raw JSON, which is written as it was
- * received. Browsers that lack it round.
+ * Headers may be 64-bit integers. One that a number would round becomes raw JSON, which is written as it was received.
+ * Browsers that lack it round.
  */
-function withAllDigits(_, value, context) {
+function keepLargeIntegers(_, value, context) {
   const isRounded = Number.isInteger(value) && !Number.isSafeInteger(value) && /^-?\d+$/.test(context?.source);
   return isRounded && JSON.rawJSON ? JSON.rawJSON(context.source) : value;
 }
