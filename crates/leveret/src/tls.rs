@@ -96,7 +96,7 @@ impl TlsReload<'_> {
     pub(crate) fn apply(self) {
         let Self { server, client, others } = self;
         if server.is_none() && client.is_none() && others.is_empty() {
-            return tracing::debug!("SIGHUP: no TLS files to reload");
+            return tracing::info!("SIGHUP: no TLS files to reload");
         }
         if let Some(prepared) = server {
             log_in_use(&prepared.apply());
