@@ -201,5 +201,5 @@ def test_guesses_are_limited_as_for_the_brokers_own_users(tmp_path, service):
 
 def test_without_a_service_there_is_nothing_to_forget(tmp_path):
     with leveret(tmp_path) as server:
-        assert "auth_backends has no http" in Ctl(server.http).fails("clear_auth_backend_cache")
+        assert "auth_backends does not include http" in Ctl(server.http).fails("clear_auth_backend_cache")
         server.stop()
