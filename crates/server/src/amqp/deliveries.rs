@@ -32,7 +32,7 @@ pub(crate) use consumer::{BasicDeliver, ChannelConsumer, Form};
 pub(crate) use departure::ChannelTeardown;
 pub(crate) use inner::Settling;
 use inner::{Credit, DeliveringChannel, Standing};
-pub(crate) use settlement::{DeliverySettlement, Settlement};
+pub(crate) use settlement::{DeliverySettlement, SETTLEMENT, Settlement};
 pub(crate) use traces::{TracePublisher, Traces};
 
 /// The delivering side of one channel.

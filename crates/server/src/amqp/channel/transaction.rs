@@ -10,7 +10,7 @@ use bytes::Bytes;
 use sync::work;
 
 use super::super::broker_session::ChannelContext;
-use super::super::deliveries::{DeliverySettlement, Settlement, Unsettled};
+use super::super::deliveries::{DeliverySettlement, SETTLEMENT, Settlement, Unsettled};
 use super::{Channel, Mode};
 
 /// Bytes that the publishes of one transaction may take. They are held in memory until commit, and a client
@@ -252,6 +252,3 @@ impl Channel {
         Ok(())
     }
 }
-
-/// Nanoseconds charged for a settlement, which was not charged as part of its frame.
-const SETTLEMENT: u32 = 200;

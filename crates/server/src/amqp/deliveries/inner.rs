@@ -218,14 +218,22 @@ impl DeliveringChannel {
         taken
     }
 
-    /// Puts back deliveries that were taken, with one merge: an insertion for each would move those behind it each time.
+    /// Puts back deliveries that were taken: in their places as far as these are left, and the others with one merge, since an
+    /// insertion for each would move those behind it each time.
     pub(super) fn restore(&mut self, entries: Vec<(u64, Unsettled)>) {
         self.unsettled_count += entries.len();
-        // Also those in whose place the entries were.
-        self.unsettled.retain(|(_, entry)| entry.is_some());
-        self.unsettled.extend(entries.into_iter().map(|(tag, entry)| (tag, Some(entry))));
-        // Finds the ascending runs, and merges them.
-        self.unsettled.make_contiguous().sort_by_key(|(tag, _)| *tag);
+        let mut missing = Vec::new();
+        for (tag, entry) in entries {
+            match self.unsettled.binary_search_by_key(&tag, |(other, _)| *other) {
+                Ok(at) => self.unsettled[at].1 = Some(entry),
+                Err(_) => missing.push((tag, Some(entry))),
+            }
+        }
+        if !missing.is_empty() {
+            self.unsettled.extend(missing);
+            // Finds the ascending runs, and merges them.
+            self.unsettled.make_contiguous().sort_by_key(|(tag, _)| *tag);
+        }
     }
 
     /// The front is an outstanding delivery: its age is that of the oldest.

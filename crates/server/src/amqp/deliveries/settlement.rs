@@ -115,5 +115,6 @@ fn acknowledge(unsettled: Vec<(u64, Unsettled)>, now: Timestamp) {
 /// Deliveries that are settled in one step.
 const AT_ONCE: usize = 128;
 
-/// Nanoseconds charged for a delivery that is settled together with others.
-const SETTLEMENT: u32 = 200;
+/// Nanoseconds charged for a settlement that is no part of its frame's cost: of a delivery that is settled together with
+/// others, or of one in a transaction.
+pub(crate) const SETTLEMENT: u32 = 200;

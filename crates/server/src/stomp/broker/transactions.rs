@@ -4,7 +4,7 @@
 //! user's rights checked, when it repeats them. All messages are validated before the first is published, so that a commit that
 //! fails has no effect. A commit takes as many turns as it needs.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use amqp::error::{Fault, ReplyCode};
@@ -15,7 +15,9 @@ use sync::work;
 
 use super::session::BrokerStompSession;
 use super::subscribing::settlement_of;
-use crate::amqp::deliveries::{ChannelTeardown, Deliveries, DeliverySettlement, Settlement, Unsettled};
+use crate::amqp::deliveries::{
+    ChannelTeardown, Deliveries, DeliverySettlement, SETTLEMENT, Settlement, Unsettled,
+};
 use crate::stomp::session::{of_fault, unknown_delivery};
 use crate::stomp::transaction::{TransactionMessage, check_bytes};
 
@@ -158,6 +160,7 @@ impl BrokerStompSession {
             let Some(next) = commit.settlements.pop_front() else { return Ok(true) };
             let TransactionSettlement { how, deliveries, unsettled, .. } = next;
             deliveries.release(&unsettled);
+            work::charge(SETTLEMENT, 1);
             match how.apply(unsettled, now) {
                 Some(rest) => commit.settling = Some((deliveries, rest)),
                 None => deliveries.resume(now),
@@ -225,7 +228,12 @@ impl BrokerStompSession {
     /// Aborts a transaction: its deliveries are as before.
     pub(super) fn abort(&mut self, id: TransactionId) {
         let Some(transaction) = self.take_transaction(id) else { return };
+        // Deliveries are restored at once: each time goes over all of the subscription's.
+        let mut back = BTreeMap::new();
         for TransactionSettlement { subscription, deliveries, unsettled, .. } in transaction.settlements {
+            back.entry(subscription).or_insert_with(|| (deliveries, Vec::new())).1.extend(unsettled);
+        }
+        for (subscription, (deliveries, unsettled)) in back {
             if self.subscriptions.contains_key(&subscription) {
                 deliveries.restore(unsettled);
             } else {

@@ -159,12 +159,13 @@ fn a_request_waits_until_a_message_before_it_has_reached_very_many_queues() {
     assert_eq!(answers, ["RECEIPT s ", "MESSAGE 1 false x"]);
 }
 
-#[test]
-fn an_ack_of_very_many_messages_takes_as_many_turns_as_it_needs() {
-    const HELD: usize = 6_000;
+const HELD: usize = 6_000;
+
+/// A client that has [`HELD`] messages of `/queue/own` to acknowledge, with the mode `ack`, and that queue.
+fn holding(ack: &str) -> (Conversation, Arc<Queue>) {
     let (shared, vhost, _) = wide(1);
     let mut client = Conversation::open(&shared);
-    client.call("SUBSCRIBE\nid:1\ndestination:/queue/own\nack:client\n\n");
+    client.call(&format!("SUBSCRIBE\nid:1\ndestination:/queue/own\nack:{ack}\n\n"));
     let mut held = 0;
     for _ in 0..HELD / 100 {
         client.send("SEND\ndestination:/queue/own\n\nx\0".repeat(100).as_bytes());
@@ -172,10 +173,48 @@ fn an_ack_of_very_many_messages_takes_as_many_turns_as_it_needs() {
     }
     let own = vhost.queue(SessionId(u64::MAX), "own").unwrap();
     assert_eq!((held, own.unacked_count()), (HELD, HELD as u64));
+    (client, own)
+}
+
+#[test]
+fn an_ack_of_very_many_messages_takes_as_many_turns_as_it_needs() {
+    let (mut client, own) = holding("client");
     let session = client.connection.protocol().session_name();
     let ack = format!("ACK\nid:T_1@@{session}@@{HELD}\nreceipt:a\n\n");
     add_input(&mut client, &[&ack, "BEGIN\ntransaction:t\nreceipt:b\n\n"]);
     let (answers, turns) = turns(&mut client, 2);
     assert!(turns > 2, "{turns} turns");
     assert_eq!((answers, own.unacked_count()), (vec!["RECEIPT a ".to_owned(), "RECEIPT b ".to_owned()], 0));
+}
+
+/// Has the client acknowledge its messages in a transaction, each by a frame of its own.
+fn acknowledge_each(client: &mut Conversation) {
+    let session = client.connection.protocol().session_name();
+    client.call("BEGIN\ntransaction:t\n\n");
+    for number in 1..=HELD {
+        client.send(format!("ACK\nid:T_1@@{session}@@{number}\ntransaction:t\n\n\0").as_bytes());
+    }
+    assert!(client.received().is_empty());
+}
+
+#[test]
+fn a_commit_of_very_many_acks_takes_as_many_turns_as_it_needs() {
+    let (mut client, own) = holding("client-individual");
+    acknowledge_each(&mut client);
+    assert_eq!(own.unacked_count(), HELD as u64);
+    add_input(&mut client, &["COMMIT\ntransaction:t\nreceipt:c\n\n"]);
+    let (answers, turns) = turns(&mut client, 1);
+    assert!(turns > 1, "{turns} turns");
+    assert_eq!((answers, own.unacked_count()), (vec!["RECEIPT c ".to_owned()], 0));
+}
+
+#[test]
+fn an_abort_of_very_many_acks_leaves_them_to_be_acknowledged() {
+    let (mut client, own) = holding("client-individual");
+    acknowledge_each(&mut client);
+    client.call("ABORT\ntransaction:t\n\n");
+    acknowledge_each(&mut client);
+    add_input(&mut client, &["COMMIT\ntransaction:t\nreceipt:c\n\n"]);
+    assert_eq!(turns(&mut client, 1).0, ["RECEIPT c "]);
+    assert_eq!(own.unacked_count(), 0);
 }
