@@ -7,6 +7,7 @@ from pika import spec
 from pika.exceptions import ChannelClosedByBroker
 
 ROUNDS = 40
+DELETIONS = {"exchange": spec.Exchange.Delete, "queue": spec.Queue.Delete}
 
 
 @pytest.fixture
@@ -22,32 +23,18 @@ def close(client, channel, number):
 
 
 @pytest.mark.parametrize("nowait", [True, False])
-def test_an_exchange_that_was_deleted_without_waiting_for_an_answer_is_gone(target, prefix, nowait):
+@pytest.mark.parametrize("kind", DELETIONS)
+def test_an_object_that_was_deleted_without_waiting_for_an_answer_is_gone(target, prefix, kind, nowait):
     with connect(target) as watcher:
         for number in range(ROUNDS):
-            exchange = f"{prefix}{number}"
-            watcher.channel().exchange_declare(exchange, "fanout")
+            name = f"{prefix}{number}"
+            getattr(watcher.channel(), f"{kind}_declare")(name)
             client = connect(target)
             channel = client.channel()
-            channel._impl._send_method(spec.Exchange.Delete(exchange=exchange, nowait=nowait))
+            channel._impl._send_method(DELETIONS[kind](**{kind: name}, nowait=nowait))
             close(client, channel, number)
             with pytest.raises(ChannelClosedByBroker) as refused:
-                watcher.channel().exchange_declare(exchange, passive=True)
-            assert refused.value.reply_code == 404
-
-
-@pytest.mark.parametrize("nowait", [True, False])
-def test_a_queue_that_was_deleted_without_waiting_for_an_answer_is_gone(target, prefix, nowait):
-    with connect(target) as watcher:
-        for number in range(ROUNDS):
-            queue = f"{prefix}{number}"
-            watcher.channel().queue_declare(queue)
-            client = connect(target)
-            channel = client.channel()
-            channel._impl._send_method(spec.Queue.Delete(queue=queue, nowait=nowait))
-            close(client, channel, number)
-            with pytest.raises(ChannelClosedByBroker) as refused:
-                watcher.channel().queue_declare(queue, passive=True)
+                getattr(watcher.channel(), f"{kind}_declare")(name, passive=True)
             assert refused.value.reply_code == 404
 
 

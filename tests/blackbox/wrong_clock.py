@@ -1,4 +1,4 @@
-"""A machine whose clock is wrong when the server starts, and is set right while it runs: what has a deadline ends when it should, before
+"""A machine whose clock is wrong, or is set while the server runs or is down: what has a deadline ends when it should, before
 and after a restart, and the times that clients and operators see are right."""
 
 import time

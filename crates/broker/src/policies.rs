@@ -117,8 +117,8 @@ impl PolicyTable {
 impl Ranking {
     fn set(&mut self, policy: Policy) {
         self.0.retain(|other| other.name != policy.name);
-        let rank = |policy: &Policy| (Reverse(policy.priority), policy.name.clone());
-        let at = self.0.partition_point(|other| rank(other) < rank(&policy));
+        let rank = (Reverse(policy.priority), &policy.name);
+        let at = self.0.partition_point(|other| (Reverse(other.priority), &other.name) < rank);
         self.0.insert(at, Arc::new(policy));
     }
 

@@ -96,7 +96,6 @@ fn subcommand_hint(error: &clap::Error) -> String {
     }
     let similar: &[String] = match error.get(ContextKind::SuggestedSubcommand) {
         Some(ContextValue::Strings(similar)) => similar,
-        Some(ContextValue::String(similar)) => std::slice::from_ref(similar),
         _ => &[],
     };
     match nearest(name, similar.iter().map(String::as_str)) {

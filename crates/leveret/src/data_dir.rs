@@ -67,10 +67,9 @@ pub(crate) fn fill(
 ///
 /// No directory is set, or something else has its name.
 pub(crate) fn check(config: &Config) -> Result<(), ServeError> {
-    let is_used = config.upstream.is_empty() || !config.spool.0.is_empty();
     let path = config.data_dir.directory();
     let path = path.map_err(|error| ServeError::Setting(SettingError::new(KEY, error)))?;
-    let Some(path) = path.filter(|_| is_used) else { return Ok(()) };
+    let Some(path) = path.filter(|_| config.uses_data_dir()) else { return Ok(()) };
     let error = match std::fs::metadata(&path) {
         Ok(found) if !found.is_dir() => io::Error::from(io::ErrorKind::NotADirectory),
         Err(error) if error.kind() == io::ErrorKind::NotADirectory => error,

@@ -34,10 +34,9 @@ impl SettingFiles {
     /// One of them cannot be used.
     pub(crate) fn open(config: &Config, clock: Clock) -> Result<Self, ServeError> {
         let mut files = Self::read(config, clock)?;
-        if let Some(target) = config.access_log.0.clone() {
-            let at_fault = access_log_error(&target);
-            let writer = AccessLogWriter::start(target, config.access_log_format);
-            files.access_log = Some(Arc::new(writer.map_err(at_fault)?));
+        if let Some(target) = &config.access_log.0 {
+            let writer = AccessLogWriter::start(target.clone(), config.access_log_format);
+            files.access_log = Some(Arc::new(writer.map_err(|error| access_log_error(target, error))?));
         }
         Ok(files)
     }
@@ -51,8 +50,8 @@ impl SettingFiles {
         definitions::check(config, |_| Ok(None))?;
         Self::read(config, Clock::start())?;
         data_dir::check(config)?;
-        let check = |target: &LineTarget| target.check().map_err(access_log_error(target));
-        config.access_log.0.as_ref().map_or(Ok(()), check)
+        let Some(target) = &config.access_log.0 else { return Ok(()) };
+        target.check().map_err(|error| access_log_error(target, error))
     }
 
     fn read(config: &Config, clock: Clock) -> Result<Self, ServeError> {
@@ -68,16 +67,10 @@ impl SettingFiles {
 }
 
 /// The error of an access log that cannot be written, which names the file.
-fn access_log_error(target: &LineTarget) -> impl Fn(io::Error) -> ServeError + use<> {
-    let file = match target {
-        LineTarget::File(path) => Some(path.display().to_string()),
-        _ => None,
-    };
-    move |error| {
-        let error = SettingError::new("access_log", error);
-        ServeError::Setting(match &file {
-            Some(file) => error.about(file),
-            None => error,
-        })
-    }
+fn access_log_error(target: &LineTarget, error: io::Error) -> ServeError {
+    let error = SettingError::new("access_log", error);
+    ServeError::Setting(match target {
+        LineTarget::File(path) => error.about(path.display()),
+        _ => error,
+    })
 }

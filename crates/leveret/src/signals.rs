@@ -76,12 +76,7 @@ impl Drainer {
 
     /// Requests the drain for an operator.
     pub(crate) fn ask(&self) {
-        let is_first = self.reason.send_if_modified(|reason| {
-            let is_first = reason.is_none();
-            reason.get_or_insert(DrainReason::Asked);
-            is_first
-        });
-        if is_first {
+        if self.request(DrainReason::Asked) {
             self.end_successor();
         }
     }
@@ -89,9 +84,14 @@ impl Drainer {
     /// Requests the drain after which the rest moves to another broker, unless another has been requested.
     /// Returns whether it is.
     pub(crate) fn cut_over(&self) -> bool {
+        self.request(DrainReason::CutOver)
+    }
+
+    /// Requests a drain, unless another has been requested. Returns whether it is.
+    fn request(&self, wanted: DrainReason) -> bool {
         self.reason.send_if_modified(|reason| {
             let is_first = reason.is_none();
-            reason.get_or_insert(DrainReason::CutOver);
+            reason.get_or_insert(wanted);
             is_first
         })
     }

@@ -1,7 +1,6 @@
 //! The objects of a broker as they concern a definitions file that its next start is to load. Another process, which cannot
 //! read the data directory yet, finds by them whether that will succeed.
 
-use std::mem::take;
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
@@ -86,8 +85,12 @@ impl Definitions {
 fn broker_with(existing: &DefinitionsFile, release: Compatibility) -> Result<Arc<Broker>, DefinitionsError> {
     let broker = Broker::new(BrokerConfig { defaults: false, compatibility: release, ..Default::default() });
     let now = Timestamp::default();
-    let mut before = existing.clone();
-    let limits = DefinitionsFile { parameters: take(&mut before.parameters), ..Default::default() };
+    let before = DefinitionsFile {
+        users: existing.users.clone(),
+        vhosts: existing.vhosts.clone(),
+        ..Default::default()
+    };
+    let limits = DefinitionsFile { parameters: existing.parameters.clone(), ..Default::default() };
     let load = |file: &DefinitionsFile| {
         broker.load_all_but_topology(
             file,
@@ -100,10 +103,10 @@ fn broker_with(existing: &DefinitionsFile, release: Compatibility) -> Result<Arc
     };
     load(&before)?;
     // One that this release would not declare is there all the same, and a mistake of none of the entries to be checked.
-    for queue in &before.queues {
+    for queue in &existing.queues {
         let _ = broker.vhost(&queue.vhost).map(|vhost| declare_queue(&vhost, queue, now));
     }
-    for exchange in &before.exchanges {
+    for exchange in &existing.exchanges {
         let _ = broker.vhost(&exchange.vhost).map(|vhost| declare_exchange(&vhost, exchange));
     }
     // Behind the queues, of which there may be more than a limit that was set later.

@@ -36,27 +36,31 @@ pub(super) enum PolicyTrial {
     Omitted,
 }
 
-impl PolicyTrial {
-    fn of(self, vhost: &VirtualHost, policy: &Policy) -> Result<(), TooManySteps> {
-        match self {
-            Self::Required => vhost.try_policy(policy),
-            Self::Omitted => Ok(()),
-        }
-    }
-}
-
 /// The virtual hosts whose policies have been changed, but not yet applied. Each walks over its queues once, however many
 /// policies a file has.
-#[derive(Default)]
-struct ChangedPolicies(BTreeMap<String, Arc<VirtualHost>>);
+struct ChangedPolicies {
+    trial: PolicyTrial,
+    vhosts: BTreeMap<String, Arc<VirtualHost>>,
+}
 
 impl ChangedPolicies {
-    fn add(&mut self, vhost: Arc<VirtualHost>) {
-        self.0.insert(vhost.name().to_owned(), vhost);
+    /// Tries a policy if necessary, and adds it to a virtual host by `put`.
+    fn put(
+        &mut self,
+        vhost: Arc<VirtualHost>,
+        policy: Policy,
+        put: fn(&VirtualHost, Policy),
+    ) -> Result<(), TooManySteps> {
+        if self.trial == PolicyTrial::Required {
+            vhost.try_policy(&policy)?;
+        }
+        put(&vhost, policy);
+        self.vhosts.insert(vhost.name().to_owned(), vhost);
+        Ok(())
     }
 
     fn apply(self, now: Timestamp) {
-        self.0.into_values().for_each(|vhost| vhost.apply_policies(now));
+        self.vhosts.into_values().for_each(|vhost| vhost.apply_policies(now));
     }
 }
 
@@ -228,9 +232,9 @@ impl Broker {
         now: Timestamp,
         loaded: &mut LoadedDefinitions,
     ) -> Result<(), DefinitionsError> {
-        let mut changed = ChangedPolicies::default();
-        let result = self.load_parameters(file, release, trial, &mut changed, loaded);
-        let result = result.and_then(|()| self.load_policies(file, release, trial, &mut changed, loaded));
+        let mut changed = ChangedPolicies { trial, vhosts: BTreeMap::new() };
+        let result = self.load_parameters(file, release, &mut changed, loaded);
+        let result = result.and_then(|()| self.load_policies(file, release, &mut changed, loaded));
         // Also after an error: the entries before it have been loaded.
         changed.apply(now);
         result
@@ -240,7 +244,6 @@ impl Broker {
         &self,
         file: &DefinitionsFile,
         release: Option<Compatibility>,
-        trial: PolicyTrial,
         changed: &mut ChangedPolicies,
         loaded: &mut LoadedDefinitions,
     ) -> Result<(), DefinitionsError> {
@@ -249,7 +252,7 @@ impl Broker {
             &file.parameters,
             |entry| (&entry.name, Some(&entry.vhost)),
             |entry| {
-                set_parameter(self.known(&entry.vhost)?, entry, release, trial, changed)?;
+                set_parameter(self.known(&entry.vhost)?, entry, release, changed)?;
                 let key = [&*entry.vhost, &*entry.component, &*entry.name];
                 self.keep_entry(Section::Parameters, &key, entry)?;
                 Ok(Effect::Done)
@@ -272,7 +275,6 @@ impl Broker {
         &self,
         file: &DefinitionsFile,
         release: Option<Compatibility>,
-        trial: PolicyTrial,
         changed: &mut ChangedPolicies,
         loaded: &mut LoadedDefinitions,
     ) -> Result<(), DefinitionsError> {
@@ -284,9 +286,7 @@ impl Broker {
                 let definition = PolicyDefinition::parse(&entry.body.definition, release)?;
                 let (vhost, policy) =
                     (self.known(&entry.vhost)?, policy_of(&entry.name, &entry.body, definition)?);
-                trial.of(&vhost, &policy)?;
-                vhost.put_policy(policy);
-                changed.add(vhost);
+                changed.put(vhost, policy, VirtualHost::put_policy)?;
                 self.keep_entry(Section::Policies, &[&entry.vhost, &entry.name], entry)?;
                 Ok(Effect::Done)
             },
@@ -409,7 +409,6 @@ fn set_parameter(
     vhost: Arc<VirtualHost>,
     entry: &Parameter,
     release: Option<Compatibility>,
-    trial: PolicyTrial,
     changed: &mut ChangedPolicies,
 ) -> Result<(), EntryError> {
     match entry.component.as_str() {
@@ -417,9 +416,7 @@ fn set_parameter(
             let body = PolicyBody::deserialize(&entry.value)?;
             let definition = PolicyDefinition::parse_operator(&body.definition, release)?;
             let policy = policy_of(&entry.name, &body, definition)?;
-            trial.of(&vhost, &policy)?;
-            vhost.put_operator_policy(policy);
-            changed.add(vhost);
+            changed.put(vhost, policy, VirtualHost::put_operator_policy)?;
         }
         // One entry holds all limits: a second one would replace them, and remove them when it is deleted.
         "vhost-limits" if entry.name != "limits" => {

@@ -53,7 +53,7 @@ impl PolicyDefinition {
         if entries.is_empty() {
             return Err(PolicyError { key: String::new(), fault: PolicyFault::NoKeys });
         }
-        let mut definition = Self::default();
+        let mut definition = Self { unsuited: unsuited(entries), ..Self::default() };
         for (key, value) in entries {
             definition.read(key, value, release).map_err(|fault| PolicyError { key: key.clone(), fault })?;
         }
@@ -89,13 +89,6 @@ impl PolicyDefinition {
             self.alternate_exchange = Some(text(value)?.into());
             return Ok(());
         }
-        for kind in [QueueKind::Classic, QueueKind::Quorum] {
-            for release in [Compatibility::V3_10, Compatibility::V4] {
-                if !supports(kind, key, release) && self.suits(kind, release) {
-                    self.unsuited.push((kind, release));
-                }
-            }
-        }
         if MIRRORING.contains(&key) && release.is_none_or(|release| release == Compatibility::V3_10)
             || key == TARGET_GROUP_SIZE && release.is_none_or(|release| release == Compatibility::V4)
         {
@@ -114,6 +107,13 @@ impl PolicyDefinition {
         }
         Ok(())
     }
+}
+
+/// The types of queues, by release, to which a policy with these keys does not apply.
+fn unsuited(entries: &Map<String, Value>) -> Vec<(QueueKind, Compatibility)> {
+    let kinds = [QueueKind::Classic, QueueKind::Quorum].into_iter();
+    let all = kinds.flat_map(|kind| [Compatibility::V3_10, Compatibility::V4].map(|release| (kind, release)));
+    all.filter(|(kind, release)| entries.keys().any(|key| !supports(*kind, key, *release))).collect()
 }
 
 /// Whether a policy with this key applies to queues of this type. The keys that keep it off are listed in RabbitMQ's

@@ -176,6 +176,8 @@ impl Queue {
             Some(delivery)
         });
         match messages {
+            // In the allocation of the deliveries.
+            Back::Few(few) if few.is_empty() => *few = back.collect(),
             Back::Few(few) => few.extend(back),
             Back::Many(many) => many.add(back),
         }
@@ -203,11 +205,8 @@ impl Queue {
             // Such a queue delivers what it can before it checks its limits.
             state.pump_before_limits(now, &mut effects);
         }
-        let (mut state, is_trimmed) = self.trim_some(state, &mut effects, now);
-        if is_trimmed {
-            state.pump(now, &mut effects);
-        }
-        self.finish(state, effects, now);
+        let (state, is_trimmed) = self.trim_some(state, &mut effects, now);
+        if is_trimmed { self.run(state, effects, now) } else { self.finish(state, effects, now) }
     }
 
     /// The number of failures that this kind of return counts as.

@@ -128,8 +128,8 @@ impl Effective {
     pub(crate) fn to_json(&self) -> serde_json::Value {
         let settings = self.describe().map(|(setting, value, origin)| {
             // Text without the quotes of TOML, unless they are within a list or a table.
-            let parsed = format!("value = {value}").parse::<toml::Table>().ok();
-            let text = parsed.as_ref().and_then(|parsed| parsed["value"].as_str());
+            let parsed = value.parse::<toml::Value>().ok();
+            let text = parsed.as_ref().and_then(toml::Value::as_str);
             serde_json::json!({
                 "key": setting.key, "value": text.unwrap_or(&value), "origin": origin, "live": setting.is_live,
             })

@@ -22,6 +22,11 @@ impl Config {
         self.upstream.iter().any(|upstream| upstream.tls) || ports.any(|(_, port)| port.is_over_tls())
     }
 
+    /// Whether the process stores anything in `data_dir`: a broker does, and a pool with a spool.
+    pub(crate) fn uses_data_dir(&self) -> bool {
+        self.upstream.is_empty() || !self.spool.0.is_empty()
+    }
+
     /// The port of the upstream in the setting `key`, if it is given.
     pub(crate) fn upstream_port(&self, key: &str) -> Option<&RelayUrl> {
         self.of_type::<UpstreamPort>().find(|(own, _)| *own == key)?.1.0.as_ref()

@@ -74,16 +74,17 @@ pub(super) struct TopicPermissionsArgs {
     exchange: Option<String>,
 }
 
+/// The end of the refusal of permissions whose user or virtual host is unknown.
+const VHOST_OR_USER_NOT_FOUND: &str = "vhost_or_user_not_found";
+
 /// Sets permissions. A server that refuses them does not say whether the user or the virtual host is unknown.
 fn put(api: &Api, kind: &str, vhost: &str, user: &str, value: &Value) -> Result<(), Failure> {
     api.put(&path(&[kind, vhost, user]), value).map_err(|failure| {
-        for needed in [["vhosts", vhost], ["users", user]] {
-            if let Ok(None) = api.found(&path(&needed)) {
-                let what = needed[0].trim_end_matches('s');
-                return Failure::Run(format!("no {what} '{}'", needed[1]));
-            }
+        if !matches!(&failure, Failure::Run(why) if why.ends_with(VHOST_OR_USER_NOT_FOUND)) {
+            return failure;
         }
-        failure
+        let needed = [["vhosts", vhost], ["users", user]];
+        needed.iter().find_map(|needed| api.get(&path(needed)).err()).unwrap_or(failure)
     })
 }
 

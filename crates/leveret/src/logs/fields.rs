@@ -1,11 +1,13 @@
 //! The fields of log lines, as logfmt: `error="Connection refused (os error 111)" address=127.0.0.1:5672`.
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 
 use tracing::field::{Field, Visit};
 use tracing_subscriber::field::RecordFields;
 use tracing_subscriber::fmt::FormatFields;
 use tracing_subscriber::fmt::format::Writer;
+
+use crate::ctl::printable;
 
 /// Writes the message, and each field as `name=value`. Values that parsers of logfmt would cut are quoted, whether they were
 /// recorded as text, by `%` or by `?`.
@@ -31,7 +33,8 @@ impl Line<'_> {
             self.writer.write_char(' ')?;
         }
         if name == "message" {
-            return Printable(&mut self.writer).write_fmt(format_args!("{value:?}"));
+            // Peers choose parts of some, and must neither forge lines nor move the cursor of the reader's terminal.
+            return self.writer.write_str(&printable(&format!("{value:?}")));
         }
         let name = name.strip_prefix("r#").unwrap_or(name);
         if self.writer.has_ansi_escapes() {
@@ -76,19 +79,6 @@ fn is_quoted(text: &str) -> bool {
     is_whole && !is_escaped
 }
 
-/// Escapes control characters of messages: peers choose parts of some, and must neither forge lines nor move the cursor of the
-/// reader's terminal.
-struct Printable<'p, W>(&'p mut W);
-
-impl<W: fmt::Write> fmt::Write for Printable<'_, W> {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        text.chars().try_for_each(|c| match c.is_control() {
-            true => write!(self.0, "{}", c.escape_default()),
-            false => self.0.write_char(c),
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -110,12 +100,5 @@ mod tests {
         assert_eq!(written(&format_args!(r#""x\""#)), r#""\"x\\\"""#);
         assert_eq!(written(&"ann"), "\"ann\"");
         assert_eq!(written(&7), "7");
-    }
-
-    #[test]
-    fn a_message_cannot_move_the_cursor_or_forge_a_line() {
-        let mut text = String::new();
-        write!(Printable(&mut text), "a\x1b[2J\n2026 ERROR b").unwrap();
-        assert_eq!(text, "a\\u{1b}[2J\\n2026 ERROR b");
     }
 }

@@ -109,7 +109,7 @@ impl Predecessor {
         let shows = welcome.shows;
         let (pid, version, sockets) = (pid.as_raw_nonzero(), welcome.version, welcome.sockets);
         tracing::info!(process = pid, version, sockets, "taking over");
-        let must_end_first = config.upstream.is_empty() || !config.spool.0.is_empty();
+        let must_end_first = config.uses_data_dir();
         Ok(Some(Self { stream, must_end_first, shows, clients: Acceptable::of(config) }))
     }
 

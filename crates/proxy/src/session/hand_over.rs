@@ -214,7 +214,7 @@ mod tests {
     use crate::upstream::Peer;
 
     #[tokio::test(start_paused = true)]
-    async fn that_a_connection_has_returned_is_not_said_of_the_next_one() {
+    async fn the_return_of_an_earlier_connection_does_not_count_for_the_next() {
         let pool = Pool::new(PoolConfig::new(Vec::new()));
         let credentials = Arc::new(Credentials::plain("user", "password"));
         let (link, now) = (ClientLink::departed(Arc::default()), transport::now());

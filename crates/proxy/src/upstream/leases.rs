@@ -217,7 +217,7 @@ impl Upstream {
     /// Handles exhausted channel numbers: closes a channel that rests in the other mode, or that a client's own connection
     /// has no use for. On a shared one as many are being closed as sessions wait.
     fn no_number(&self, state: &mut UpstreamState, is_own: bool, link: &Arc<ClientLink>) -> Placed {
-        let needed = state.starving.len() + usize::from(!state.is_starving(link));
+        let needed = state.starving_with(link);
         if (is_own || state.closing() < needed)
             && let Some(rested) = state.resting.take_any()
         {
@@ -239,7 +239,7 @@ impl Upstream {
         if state.phase == Phase::Ended {
             return false;
         }
-        let needed = state.starving.len() + usize::from(!state.is_starving(link));
+        let needed = state.starving_with(link);
         let ends = state.phase != Phase::Open && !state.slots.is_empty();
         let is_closed = |slot: &&Slot| slot.is_closing() && !matches!(slot, Slot::Settling(_));
         if !ends && state.slots.iter().filter(is_closed).count() < needed {
@@ -257,7 +257,7 @@ impl Upstream {
     /// sent there. If so, the session is notified when the broker has one less to count.
     pub(crate) fn wait_for_settling(&self, link: &Arc<ClientLink>) -> bool {
         let mut state = self.state.lock();
-        let needed = state.starving.len() + usize::from(!state.is_starving(link));
+        let needed = state.starving_with(link);
         let settling = state.slots.iter().filter(|slot| matches!(slot, Slot::Settling(_))).count();
         if settling >= needed {
             state.starve(link);
@@ -577,6 +577,11 @@ impl UpstreamState {
 
     fn is_starving(&self, link: &Arc<ClientLink>) -> bool {
         self.starving.iter().any(|other| Arc::ptr_eq(other, link))
+    }
+
+    /// Number of sessions that are notified when a channel is no longer in use, once this one is among them.
+    fn starving_with(&self, link: &Arc<ClientLink>) -> usize {
+        self.starving.len() + usize::from(!self.is_starving(link))
     }
 
     /// Notifies a session when a channel is no longer in use.

@@ -479,7 +479,7 @@ impl Hub {
         scanned?;
         // Before anything is deleted or written: the records of a session that a later version has written are not orphans.
         refuse_unknown(wrong)?;
-        refuse_unknown(in_flight::load(store, &mut found)?)?;
+        refuse_unknown(in_flight::load(store, &mut found, &mut orphans)?)?;
         for (owner, detached_session) in &mut found {
             if detached_session.forget_what_did_not_move(store.opened_at()) {
                 changed.push(owner.clone());

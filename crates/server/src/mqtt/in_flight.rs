@@ -75,19 +75,22 @@ pub(super) fn delete_all(owner: &Owner) -> Change {
     Change::delete_all(Section::MqttInFlight, disk::key(&[&owner.vhost, &owner.client_id]))
 }
 
-/// Restores the messages in flight of stored sessions, and deletes records without a session. Returns the key of a record that
-/// is malformed, if there is one.
+/// Restores the messages in flight of stored sessions, and adds the keys of records without a session to `orphans`. Returns the
+/// key of a record that is malformed, if there is one.
 ///
 /// # Errors
 /// The records cannot be read.
 pub(super) fn load(
     store: &Store,
     found: &mut HashMap<Owner, DetachedSession>,
+    orphans: &mut Vec<(Section, Vec<u8>)>,
 ) -> Result<Option<Vec<u8>>, CatalogueError> {
-    let (mut records, mut orphans, mut wrong) = (HashMap::<Owner, Vec<_>>::new(), Vec::new(), None);
+    let (mut records, mut wrong) = (HashMap::<Owner, Vec<_>>::new(), None);
     store.catalogue().scan(Section::MqttInFlight, |key, value| {
         match disk::read_packet_key(key).zip(InFlightRecord::decode(value)) {
-            Some(((owner, _), _)) if !found.contains_key(&owner) => orphans.push(key.to_vec()),
+            Some(((owner, _), _)) if !found.contains_key(&owner) => {
+                orphans.push((Section::MqttInFlight, key.to_vec()));
+            }
             Some(((owner, _), record)) => records.entry(owner).or_default().push(record),
             None => wrong = Some(key.to_vec()),
         }
@@ -98,7 +101,6 @@ pub(super) fn load(
             detached_session.restore_in_flight(records);
         }
     }
-    orphans.into_iter().for_each(|key| _ = store.catalogue().delete(Section::MqttInFlight, key));
     Ok(wrong)
 }
 
