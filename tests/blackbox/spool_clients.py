@@ -10,7 +10,7 @@ from harness.disks import FailingDisk
 from harness.metrics import metric, wait_until
 from harness.own_rabbitmq import broker, link
 from harness.publishers import COMMANDS, ConfirmedPublisher, NotConnected
-from harness.spool import spooling, waiting, waits_for
+from harness.spool import cut_off, reconnect, spooling, waiting, waits_for
 
 # Fixtures of these tests.
 __all__ = ["broker", "link"]
@@ -52,11 +52,6 @@ def publisher_at_last(language, server):
     return found[0]
 
 
-def cut(link, is_closed):
-    link.is_closed = is_closed
-    link.cut()
-
-
 def arrived(broker):
     with pika.BlockingConnection(pika.URLParameters(broker.uri)) as direct:
         channel, numbers = direct.channel(), []
@@ -85,7 +80,7 @@ def test_an_outage_a_restart_in_it_and_clients_that_come_meanwhile(tmp_path, bro
             stays.publish(QUEUE, range(100))
             # The login's slow hash is on disk.
             wait_until((tmp_path / "data" / "spool" / "logins").exists)
-            cut(link, True)
+            cut_off(server, link)
             stays.publish(QUEUE, range(100, 200))
             with publisher(language, server) as comes:
                 comes.publish(QUEUE, range(200, 300))
@@ -95,7 +90,7 @@ def test_an_outage_a_restart_in_it_and_clients_that_come_meanwhile(tmp_path, bro
         assert waiting(server) >= 200
         with publisher(language, server) as comes:
             comes.publish(QUEUE, range(300, 400))
-            cut(link, False)
+            reconnect(link)
             comes.publish(QUEUE, range(400, 500))
             assert collect(broker, 500) == list(range(500))
             comes.close()
@@ -183,11 +178,11 @@ def test_another_password_ends_the_old_one_and_the_messages_wait_for_the_new_one
             # Their confirms have arrived, too, otherwise they would be sent again.
             wait_until(lambda: waiting(server) == 0)
             known.close()
-        cut(link, True)
+        cut_off(server, link)
         broker.control("change_password", "edge", "changed")
         with publisher(language, server) as late:
             late.publish(QUEUE, range(5, 10))
-            cut(link, False)
+            reconnect(link)
             # Until the broker has refused the login, all publishes are accepted.
             accepted = range(5, 10)
             with pytest.raises(NotConnected):
@@ -215,7 +210,7 @@ def test_a_disk_without_room_confirms_nothing_and_loses_nothing(tmp_path, broker
             # Their confirms have arrived and are on disk once this is answered: the next write is a publish's.
             wait_until(lambda: waiting(server) == 0)
             Ctl(server.http)("spool", "purge", "--yes")
-            cut(link, True)
+            cut_off(server, link)
             disk.fail()
             application.send(QUEUE, range(10, 60))
             # Publishers are blocked as soon as the disk fails, perhaps before all messages are here. pika waits for each
@@ -230,7 +225,7 @@ def test_a_disk_without_room_confirms_nothing_and_loses_nothing(tmp_path, broker
             server.kill()
     with spooling(tmp_path, link.url, *flags, data=disk.directory / "data", env=disk.environment) as server:
         assert waiting(server) == 50
-        cut(link, False)
+        reconnect(link)
         with publisher_at_last(language, server) as application:
             assert collect(broker, 50) == list(range(10, 60))
             application.close()

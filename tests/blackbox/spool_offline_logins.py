@@ -8,7 +8,7 @@ import pytest
 from harness.metrics import metric, wait_until
 from harness.own_rabbitmq import broker, link
 from harness.patience import PATIENCE
-from harness.spool import spooling, waiting, waits_for
+from harness.spool import cut_off, reconnect, spooling, waiting, waits_for
 
 # Fixtures of these tests.
 __all__ = ["broker", "link"]
@@ -43,11 +43,6 @@ def publish(connection, *bodies):
         channel.basic_publish("", QUEUE, body)
 
 
-def cut(link, is_closed):
-    link.is_closed = is_closed
-    link.cut()
-
-
 def arrived(broker):
     with pika.BlockingConnection(pika.URLParameters(broker.uri)) as direct:
         channel, bodies = direct.channel(), []
@@ -77,7 +72,7 @@ def test_a_known_client_logs_in_while_nobody_can_be_asked_and_a_restart_changes_
             publish(client, "before")
         wait_until(lambda: is_stored(tmp_path))
         wait_until(lambda: waiting(server) == 0)
-        cut(link, True)
+        cut_off(server, link)
         with connect(server) as client:
             publish(client, "away")
         server.kill()
@@ -90,7 +85,7 @@ def test_a_known_client_logs_in_while_nobody_can_be_asked_and_a_restart_changes_
             connect(server, "wrong")
         assert metric(server, "leveret_spool_offline_logins_total") == 1
         # The forwarder has the password from a client, and needs no other.
-        cut(link, False)
+        reconnect(link)
         found = []
         wait_until(lambda: found.extend(arrived(broker)) or len(found) >= 3)
         assert found == ["before", "away", "restarted"]
@@ -100,16 +95,16 @@ def test_a_known_client_logs_in_while_nobody_can_be_asked_and_a_restart_changes_
 def test_a_changed_password_ends_it_as_soon_as_the_broker_can_be_asked(tmp_path, broker, link):
     with spooling(tmp_path, link.url) as server:
         connect(server).close()
-        cut(link, True)
+        cut_off(server, link)
         broker.control("change_password", "edge", "changed")
         client = connect(server)
         publish(client, "accepted by the old password")
-        cut(link, False)
+        reconnect(link)
         assert closed_with(client) == 403
-        cut(link, True)
+        cut_off(server, link)
         with pytest.raises(CLOSED):
             connect(server)
-        cut(link, False)
+        reconnect(link)
         assert waiting(server) == 1
         wait_until(lambda: metric(server, "leveret_upstream_up") == 1)
         with connect(server, "changed"):
@@ -123,7 +118,7 @@ def test_a_changed_password_ends_it_as_soon_as_the_broker_can_be_asked(tmp_path,
 def test_a_login_counts_no_longer_than_its_setting(tmp_path, broker, link, flags):
     with spooling(tmp_path, link.url, *flags) as server:
         connect(server).close()
-        cut(link, True)
+        cut_off(server, link)
         # The setting has a resolution of a second.
         time.sleep(1.1)
         with pytest.raises(CLOSED):
@@ -207,18 +202,18 @@ def test_a_client_is_asked_about_while_the_forwarder_is_busy(tmp_path, broker, l
 def test_a_limit_that_is_reached_for_now_ends_no_login(tmp_path, broker, link):
     with spooling(tmp_path, link.url, *ASKING) as server:
         connect(server).close()
-        cut(link, True)
+        cut_off(server, link)
         with connect(server) as client:
             publish(client, "away")
             broker.control("set_vhost_limits", "-p", "/", '{"max-connections": 0}')
-            cut(link, False)
+            reconnect(link)
             wait_until(lambda: "connection limit" in (waits_for(server) or ""))
             publish(client, "over the limit")
-            cut(link, True)
+            cut_off(server, link)
             with connect(server) as another:
                 publish(another, "remembered")
             broker.control("clear_vhost_limits", "-p", "/")
-            cut(link, False)
+            reconnect(link)
             wait_until(lambda: metric(server, "leveret_spool_unverified_clients") == 0)
             publish(client, "verified")
             found = []

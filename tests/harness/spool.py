@@ -2,7 +2,7 @@
 
 from harness.ctl import Ctl
 from harness.instances import leveret
-from harness.metrics import metric
+from harness.metrics import metric, wait_until
 
 RULE = '{exchange = ".*"}'
 
@@ -12,6 +12,20 @@ def spooling(directory, upstream, *flags, rule=RULE, data=None, env=None):
     run = directory / f"run{len(list(directory.glob('run*')))}"
     data = str(data or directory / "data")
     return leveret(run, "--upstream", upstream, "--spool", rule, "--data-dir", data, *flags, env=env or {})
+
+
+def cut_off(server, link):
+    """Cuts the upstream off. The pool knows it afterwards: until then it accepts logins that its connections have verified."""
+    link.is_closed = True
+    link.cut()
+    wait_until(lambda: metric(server, "leveret_upstream_up") == 0)
+
+
+def reconnect(link):
+    """Ends what `cut_off` began."""
+    link.is_closed = False
+    # The connections that were accepted but not answered.
+    link.cut()
 
 
 def waits_for(server):
