@@ -42,6 +42,8 @@ def test_files_are_ordered_by_their_durations_in_the_last_whole_run(tmp_path):
     # A partial run does not change the durations.
     assert order(tmp_path, "-k", "test_a") == ["two", "one", "three"]
     assert order(tmp_path, "--client", "pika") == ["two", "one", "three"]
+    # Nor does one that runs nothing.
+    assert order(tmp_path, "--collect-only") == []
     assert kept.read_text() == seconds
 
 

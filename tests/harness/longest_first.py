@@ -116,7 +116,8 @@ class Durations:
 
 
 def pytest_configure(config):
-    whole = config.args == config.getini("testpaths") and not any(config.getoption(name) for name in ("keyword", "markexpr", "maxfail"))
+    partial = any(config.getoption(name) for name in ("keyword", "markexpr", "maxfail", "collectonly"))
+    whole = config.args == config.getini("testpaths") and not partial
     if whole and not hasattr(config, "workerinput") and not narrowed(config):
         config.pluginmanager.register(Durations())
 
