@@ -12,10 +12,12 @@ import pytest
 from harness.child import clean_environment
 from harness.leveret import ROOT
 from harness.management import leveret
-from harness.patience import PATIENCE
+from harness.patience import PATIENCE, TEST_SECONDS
 from harness.releases import RELEASES
 
-SECONDS = 4 * PATIENCE
+# Thousands of requests, one after the other.
+SECONDS = 3 * TEST_SECONDS
+pytestmark = pytest.mark.timeout(4 * TEST_SECONDS)
 # Random examples per operation, beside some dozens at the boundaries of the schema. `make openapi` and `make soak` use more,
 # and other seeds.
 EXAMPLES = int(os.environ.get("LEVERET_OPENAPI_EXAMPLES", "5"))
@@ -36,6 +38,7 @@ def test_answers_are_as_described(tmp_path, release):
             *(Path(sys.executable).parent / "schemathesis", "run", f"{ours.url}/api/openapi.json"),
             *("--auth", f"{user}:x", "--exclude-path-regex", LEFT_OUT, "--max-examples", EXAMPLES, "--seed", SEED),
             *("--phases", "examples,coverage,fuzzing", "--no-color", "--workers", 1),
+            *("--request-timeout", PATIENCE),
             *("--checks", "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"),
         ]  # fmt: skip
         done = subprocess.run(
