@@ -1,4 +1,4 @@
-//! Frames of `basic.ack` that stand one behind the other: a client's acknowledgements, and a broker's confirms.
+//! Runs of consecutive `basic.ack` frames: a client's acknowledgements, or a broker's confirms.
 
 use amqp::frame::{FRAME_END, HEADER_LEN, OVERHEAD};
 use amqp::method::{BASIC_CLASS, basic};
@@ -9,7 +9,7 @@ pub(crate) fn is_ack(payload: &[u8]) -> bool {
     payload.len() == ACK_LEN && payload.starts_with(&[0, BASIC_CLASS as u8, 0, 80])
 }
 
-/// The acknowledgements on channel `number` that `input` begins with.
+/// The run of acknowledgements on channel `number` at the start of `input`.
 #[inline]
 pub(crate) fn acks_in(number: u16, mut input: &[u8]) -> impl Iterator<Item = basic::Ack> {
     let [high, low] = number.to_be_bytes();
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn acknowledgements_are_found_whole_or_not_at_all() {
+    fn an_incomplete_acknowledgement_at_the_end_is_left_out() {
         let bytes = [ack(3, 1, false), ack(3, u64::MAX, true)].concat();
         assert_eq!(bytes.len(), 2 * WIRE_LEN);
         let all = [(1, false), (u64::MAX, true)];
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn they_end_where_anything_else_begins() {
+    fn a_run_of_acknowledgements_ends_at_any_other_frame() {
         let changed = |at: usize, value: u8| {
             let mut frame = ack(3, 2, false);
             frame[at] = value;

@@ -1,14 +1,16 @@
 //! The auth gate: which credentials may start a handshake with the broker, and when.
 //!
 //! # Example
-//! No connection is open. A thousand clients come with guessed passwords, then A and B with passwords that a broker
-//! has accepted before. 32 of the guesses are put to a broker at a time, each in turn; A and B do not wait for any of
-//! them. A password that was just refused is refused again for a second without asking. When all upstream connections
-//! are taken, the 32 guesses keep their permits while they wait for one, so that no more than 32 stand before A there.
+//! No connection is open. A thousand clients log in with guessed passwords, then A and B with passwords that a broker
+//! has accepted before. At most 32 of the guesses are sent to a broker at a time; A and B do not wait for any of them.
+//! A password that was just refused is refused again for a second without asking the broker. When all upstream
+//! connections are taken, the 32 guesses keep their handshake permits while they wait for a connection permit, so at
+//! most 32 of them are in front of A in that queue.
 //!
-//! A virtual host does not answer. Forty clients with accepted passwords want to go there: 16 of them wait for its timeout, the
-//! others for these, and the other 16 permits are for other virtual hosts. One of two nodes has frozen: eight clients that
-//! are at that node wait for its timeout, and eight of the same virtual host may go to the other one.
+//! A virtual host does not answer. Of forty clients with accepted passwords that open it, 16 wait in a handshake until it times
+//! out, and the others wait for one of these 16 permits; the remaining 16 permits are left for other virtual hosts. One of two
+//! nodes has frozen: at most eight clients wait in a handshake with that node, which leaves eight permits of the virtual host
+//! for the other node.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -21,23 +23,25 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
 use crate::refusal::Refusal;
 
-/// Bounds concurrent handshakes, so that a storm of clients does not become a storm of handshakes, and keeps
-/// wrong credentials from delaying good ones.
+/// Bounds concurrent handshakes, so that a reconnect storm of clients does not overload the broker with handshakes, and
+/// keeps logins with wrong credentials from delaying those with known ones.
 #[derive(Debug)]
 pub(crate) struct AuthGate {
     /// Permits for credentials that a broker has accepted before.
     known: Semaphore,
-    /// The share of these that handshakes with one destination may have. A destination has an entry while there are any.
+    /// The part of the `known` permits that handshakes with one destination may hold. A destination has an entry while
+    /// one of its permits is held or waited for.
     shares: Mutex<HashMap<Destination, Weak<Semaphore>>>,
-    /// Permits for all others, which keep theirs while they wait for a connection permit.
-    strangers: Semaphore,
+    /// Permits for all other credentials. Such a client keeps its permit while it waits for a connection permit.
+    unknown: Semaphore,
     /// The credentials accepted last for each user, at most [`VERIFIED_MAX`].
     verified: Mutex<HashMap<String, Arc<Credentials>>>,
     /// The credentials refused last, oldest first, at most [`REFUSED_MAX`].
     refused: Mutex<VecDeque<Refused>>,
 }
 
-/// Where a handshake goes, as far as that is known before it begins. The node is one of several.
+/// The destination of a handshake, as far as it is known before the handshake begins. `node` is set only if the brokers
+/// have several addresses.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Destination {
     pub(crate) node: Option<SocketAddr>,
@@ -56,7 +60,7 @@ struct Refused {
 #[derive(Debug)]
 pub(crate) struct HandshakePermit<'d> {
     _held: Option<SemaphorePermit<'d>>,
-    /// Those of the shares of the virtual host, and of the node for it.
+    /// The permits from the shares of the node and of the virtual host.
     _shares: [Option<OwnedSemaphorePermit>; 2],
     /// Whether a broker has accepted the credentials before.
     pub(crate) is_known: bool,
@@ -67,7 +71,7 @@ impl AuthGate {
         Self {
             known: Semaphore::new(HANDSHAKES_AT_ONCE),
             shares: Mutex::default(),
-            strangers: Semaphore::new(HANDSHAKES_AT_ONCE),
+            unknown: Semaphore::new(HANDSHAKES_AT_ONCE),
             verified: Mutex::default(),
             refused: Mutex::default(),
         }
@@ -76,7 +80,7 @@ impl AuthGate {
     /// Waits for permission to begin a handshake, until `end`.
     ///
     /// # Errors
-    /// 320 CONNECTION_FORCED when others still have not ended theirs then.
+    /// 320 CONNECTION_FORCED when no permit was released by then.
     pub(crate) async fn enter(
         &self,
         credentials: &Credentials,
@@ -89,7 +93,7 @@ impl AuthGate {
             return self.enter_known(destination, end).await;
         }
         // The semaphore is never closed.
-        let held = within(end, self.strangers.acquire()).await?.ok();
+        let held = within(end, self.unknown.acquire()).await?.ok();
         Ok(HandshakePermit { _held: held, _shares: [None, None], is_known })
     }
 
@@ -133,7 +137,7 @@ impl AuthGate {
     pub(crate) fn verified(&self, credentials: &Arc<Credentials>) {
         let mut verified = self.verified.lock();
         if verified.len() >= VERIFIED_MAX && !verified.contains_key(&credentials.username) {
-            // Any entry will do: a forgotten user only queues with the unknown ones once.
+            // Any entry will do: the forgotten user's next login only waits once with unknown credentials.
             let forgotten = verified.keys().next().cloned();
             forgotten.map(|user| verified.remove(&user));
         }
@@ -178,12 +182,14 @@ fn forget(refused: &mut VecDeque<Refused>, now: Instant) {
 
 /// Concurrent handshakes, of each kind. RabbitMQ spends milliseconds of CPU on each.
 pub(crate) const HANDSHAKES_AT_ONCE: usize = 32;
-/// Those of them with accepted credentials that may go to the same virtual host: half, because one that does not answer
-/// must leave some to the others, and many pools have only one.
+/// Concurrent handshakes, with accepted credentials, with the same virtual host. Half of [`HANDSHAKES_AT_ONCE`], so
+/// that a virtual host that does not answer leaves permits for others; no less, because many pools have only one
+/// virtual host.
 pub(crate) const HANDSHAKES_TO_VHOST: usize = HANDSHAKES_AT_ONCE / 2;
-/// Those of them that may go to the same one of several nodes, likewise.
+/// Concurrent handshakes with the same one of several nodes, for the same reason.
 pub(crate) const HANDSHAKES_TO_NODE: usize = HANDSHAKES_TO_VHOST / 2;
-/// How long permission is waited for at least, as clients that are in try again at once.
+/// The minimum time to wait for permission. Clients that are logged in already would otherwise retry in a busy loop
+/// once their deadline has passed.
 const MIN_WAIT: Duration = Duration::from_secs(1);
 /// How long a refusal is repeated without asking: long enough to shield the broker from a client that retries
 /// in a loop, short enough that nobody has to wait for a newly set password to work.
@@ -221,7 +227,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn p1_handshakes_at_once_are_few_and_unknown_credentials_keep_no_known_ones_waiting() {
+    async fn p1_concurrent_handshakes_are_bounded_and_known_credentials_do_not_wait_for_unknown_ones() {
         let (gate, mut taken) = (AuthGate::new(), Vec::new());
         let known = Arc::new(Credentials::plain("user", "right"));
         gate.verified(&known);
@@ -237,7 +243,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn p2_a_destination_that_does_not_answer_leaves_permits_to_the_others() {
+    async fn p2_a_destination_that_does_not_answer_leaves_permits_for_others() {
         let (gate, mut taken) = (AuthGate::new(), Vec::new());
         let known = Arc::new(Credentials::plain("user", "right"));
         gate.verified(&known);
@@ -246,14 +252,14 @@ mod tests {
         }
         assert!(enter(&gate, &known, &to("hangs")).is_none());
         assert!(enter(&gate, &known, &to("answers")).is_some());
-        // Nobody waits beyond the client's end.
+        // No login waits beyond the client's deadline.
         let end = tokio::time::Instant::now() + 3 * MIN_WAIT;
         let refusal = gate.enter(&known, &to("hangs"), end).await.unwrap_err();
         assert!(refusal.is_outage() && tokio::time::Instant::now() == end, "{refusal:?}");
         taken.pop();
         assert!(enter(&gate, &known, &to("hangs")).is_some());
         taken.clear();
-        // A node that does not answer leaves some to the others.
+        // A node that does not answer leaves permits to the other nodes.
         let frozen = Destination { node: Some(([10, 0, 0, 1], 1).into()), ..to("/") };
         for _ in 0..HANDSHAKES_TO_NODE {
             taken.push(enter(&gate, &known, &frozen).expect("a free permit"));
@@ -262,7 +268,7 @@ mod tests {
         assert!(enter(&gate, &known, &to("/")).is_some());
         drop(taken);
         gate.share(&to("last"));
-        assert_eq!(gate.shares.lock().len(), 1, "nothing is remembered of the others");
+        assert_eq!(gate.shares.lock().len(), 1, "the entries of other destinations are removed");
     }
 
     fn to(virtual_host: &str) -> Destination {

@@ -55,13 +55,13 @@ pub struct PoolConfig {
     pub auth_ttl: Duration,
     /// Timeout for connecting and the handshake together, per address.
     pub connect_timeout: Duration,
-    /// A broker that accepts no written data for this long is given up. This does not apply after
-    /// `connection.blocked`, when it does not read.
+    /// A connection is ended if its broker accepts no written data for this long. This does not apply after
+    /// `connection.blocked`, because the broker does not read then.
     pub write_timeout: Duration,
     /// Requested heartbeat interval, in seconds; the broker may ask for a shorter one.
     pub heartbeat_secs: u16,
-    /// Requested maximum frame size in bytes. A frame of it, and its overhead once more, has to fit
-    /// [`transport::MAX_UNCONSUMED`], the limit of the read buffer.
+    /// Requested maximum frame size in bytes. It has to be below [`transport::MAX_UNCONSUMED`], the limit of the read
+    /// buffer, by at least the overhead of a frame.
     pub frame_max: u32,
     /// Maximum channels on an upstream connection that clients share, if the broker allows as many. A
     /// client's own connection carries as many as the broker allows.
@@ -84,36 +84,36 @@ pub struct PoolConfig {
     /// long a client waits for a connection while [`Self::max_connections`] are open, or for a channel while all that clients
     /// share are in use.
     pub arrival_max: Duration,
-    /// How long a client waits for a channel that others are about to release, while the brokers are slow to
-    /// open many new ones. After that one more is opened.
+    /// How long a client waits for a channel that other clients are about to release, while the brokers are slow to
+    /// open many new ones. After that another channel is opened.
     pub opening_patience: Duration,
-    /// Bytes of one client's unanswered frames, kept for replay, from which on it is no longer read.
+    /// Maximum bytes of one client's unanswered frames that are kept for replay. Above this, the client is not read.
     pub replay_client_max: usize,
     /// The same limit for all clients together: above it, clients that have frames kept for replay are not read.
     pub replay_total_max: usize,
-    /// Bytes kept of frames sent by departed clients, until an upstream has replied to something behind them.
-    /// Above this, a channel is closed for its client only when the upstream has replied, and leftovers of
-    /// clients that vanish are not kept.
+    /// Bytes kept of frames sent by departed clients, until an upstream has replied to something behind them. Above
+    /// this, a client's `channel.close` is answered only when the upstream has replied, and frames of clients that
+    /// disconnect without a close are not kept.
     pub departed_total_max: usize,
-    /// Bytes of incomplete messages of all clients together, held until they are complete; the amount
-    /// guaranteed to each client does not count. Further messages wait, or stream on their clients' own
-    /// connections, of which only a part may be used for this.
+    /// Bytes of incomplete messages of all clients together that are buffered until they are complete; the amount
+    /// guaranteed to each client does not count. Further messages wait, or are streamed on connections dedicated to
+    /// their clients, of which only a part may be used for this.
     pub staging_total_max: usize,
-    /// How long a message may be incomplete while others wait for room. After that the client that has held
-    /// room for longest is disconnected.
+    /// How long a message may be incomplete while other clients wait for buffer space. After that the client that has
+    /// used buffer space for longest is disconnected.
     pub staging_patience: Duration,
-    /// Bytes of all clients that wait for placement: while a connection is being opened, or until an outage
-    /// ends. Above this, clients that have something waiting are not read.
+    /// Bytes of frames of all clients that wait for placement: while a connection is being opened, or until an outage
+    /// ends. Above this, clients that have frames waiting are not read.
     pub queued_total_max: usize,
     /// Upstream credentials of clients that log in with certificates.
     pub identities: Arc<Identities>,
-    /// Bytes that may wait for a client on shared connections before its consumers move to a connection of
-    /// its own. A consumer whose prefetch stands for more starts there; with 0 all consumers do.
+    /// Bytes of deliveries that may wait for a client on shared connections before its consumers move to a connection
+    /// of its own. A consumer whose prefetch may exceed this starts on such a connection; with 0 all consumers do.
     pub consumer_budget: usize,
-    /// Bytes that may wait for all clients together, plus some KiB for each; `None` for a multiple of
-    /// `consumer_budget`.
+    /// Bytes of deliveries and replies that may wait for all clients together, plus some KiB for each; `None` for a
+    /// multiple of `consumer_budget`.
     pub waiting_total_max: Option<usize>,
-    /// Bytes waiting for one upstream connection from which on its clients are no longer read.
+    /// Maximum bytes that wait for one upstream connection. Above this, its clients are not read.
     pub outbox_limit: usize,
 }
 
@@ -148,9 +148,9 @@ impl PoolConfig {
             // Enough for hundreds of clients that send large messages over slow links; thousands that never
             // finish theirs must not take all the memory.
             staging_total_max: 256 * 1024 * 1024,
-            // A megabyte over a link of a megabit a second.
+            // Enough to send 1 MB over a link of 1 Mbit/s.
             staging_patience: Duration::from_secs(10),
-            // The same as for frames kept for replay: in an outage those come to wait here.
+            // The same as `replay_total_max`: in an outage the frames kept for replay move to this queue.
             queued_total_max: 256 * 1024 * 1024,
             identities: Arc::default(),
             consumer_budget: 4 * 1024 * 1024,
@@ -159,26 +159,25 @@ impl PoolConfig {
         }
     }
 
-    /// Upstream connections that clients may stream on because there is no room for incomplete messages.
+    /// Maximum upstream connections on which clients may stream incomplete messages that do not fit the buffer.
     pub(crate) fn streams_max(&self) -> usize {
         (self.max_connections / STREAM_SHARE).max(1)
     }
 
-    /// Bytes that may wait for all clients together.
+    /// Bytes that may wait for all clients together: the setting, or its default.
     pub(crate) fn waiting_total_max(&self) -> usize {
         let budgets = || WAITING_BUDGETS.saturating_mul(self.consumer_budget.max(WAITING_BUDGET_MIN));
         self.waiting_total_max.unwrap_or_else(budgets)
     }
 }
 
-/// One in this many upstream connections may be used for streaming incomplete messages: enough for progress,
-/// while the others stay available to clients that need one, whatever messages are never completed.
+/// One in this many upstream connections may be used for streaming incomplete messages. Messages that are never
+/// completed then leave the other connections available to clients that need one.
 pub(crate) const STREAM_SHARE: usize = 8;
-/// How many clients' budgets may wait in total: this number of slow consumers get their full budget, more of
-/// them get less each.
+/// The default total, as a multiple of `consumer_budget`: up to this number of slow consumers get their full budget, a
+/// larger number less each.
 pub(crate) const WAITING_BUDGETS: usize = 64;
-/// Lower bound of a budget in bytes: connections that belong to one client need room however little may wait
-/// on shared ones.
+/// Lower bound of a budget in bytes: clients with their own connections need it even if `consumer_budget` is tiny.
 pub(crate) const WAITING_BUDGET_MIN: usize = 1024 * 1024;
 /// Bytes of one client's frames that may wait for placement before it is no longer read: as much as an
 /// out-buffer takes; one batch of reads may come on top.

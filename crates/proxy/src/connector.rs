@@ -13,7 +13,7 @@ pub trait Connector: Debug + Send + Sync {
     /// Connects to an address. The future is dropped after `timeout`.
     ///
     /// # Errors
-    /// If nothing listens there, or nothing answers in time.
+    /// If the connection is refused or times out.
     fn connect(&self, socket: SocketAddr, timeout: Duration) -> Connecting<'_>;
 }
 

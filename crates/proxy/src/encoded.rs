@@ -1,4 +1,4 @@
-//! Bytes in a text format, in base64.
+//! Serde adapters for bytes as base64.
 
 use std::borrow::Cow;
 
@@ -9,7 +9,7 @@ use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer, de::Erro
 /// For serde: bytes as base64.
 ///
 /// # Errors
-/// The serializer's.
+/// Those of the serializer.
 pub fn serialize<S: Serializer>(bytes: impl AsRef<[u8]>, serializer: S) -> Result<S::Ok, S::Error> {
     STANDARD.encode(bytes).serialize(serializer)
 }
@@ -17,7 +17,7 @@ pub fn serialize<S: Serializer>(bytes: impl AsRef<[u8]>, serializer: S) -> Resul
 /// For serde: bytes from base64.
 ///
 /// # Errors
-/// The deserializer's, and text that is no base64.
+/// Those of the deserializer, and text that is not base64.
 pub fn deserialize<'de, B: From<Vec<u8>>, D: Deserializer<'de>>(deserializer: D) -> Result<B, D::Error> {
     let text = <Cow<'de, str>>::deserialize(deserializer)?;
     STANDARD.decode(text.as_bytes()).map(B::from).map_err(D::Error::custom)

@@ -16,11 +16,11 @@ use crate::topology::{Consuming, Declarer};
 use crate::upstream::{Role, Upstream};
 use crate::waiting::{ALWAYS, Waiting};
 
-/// The endpoint that an upstream connection's task sends to: the client's outbox for frames that pass
-/// through, and a queue of events for changes of the session's state.
+/// The endpoint to which an upstream connection's task sends: the client's outbox for forwarded frames, and a queue of
+/// events that change the session's state.
 #[derive(Debug)]
 pub(crate) struct ClientLink {
-    /// The number of the client's connection; 0 if it stands for no client.
+    /// The number of the client's connection; 0 for the links that stand for departed clients.
     pub(crate) client: u64,
     pub(crate) outbox: Arc<Outbox>,
     /// The backlog of all clients, including this one's outbox.
@@ -29,8 +29,8 @@ pub(crate) struct ClientLink {
     pub(crate) frame_max: u32,
     /// Whether the client has the `consumer_cancel_notify` capability.
     pub(crate) cancel_notify: bool,
-    /// Whether the client is notified of blocked connections. Set if it has the `connection.blocked` capability, cleared when
-    /// it leaves for another process, which notifies it of those that it uses there.
+    /// Whether the client is notified of blocked connections. Set if it has the `connection.blocked` capability; cleared when
+    /// it moves to another process, which sends the notifications from then on.
     blocked_notify: AtomicBool,
     /// How many of the upstream connections that the client publishes on are blocked.
     blocked: AtomicUsize,
@@ -38,10 +38,10 @@ pub(crate) struct ClientLink {
     pub(crate) replay_buffer: Arc<ReplayBuffer>,
     /// Remembers the client's declarations; `None` for a departed client.
     declarer: Option<Arc<Declarer>>,
-    /// The node of a cluster that the client is at, as it would be with a connection of its own: the others learn of what is
-    /// declared there a moment later, until when a message that is published to them finds no queue.
+    /// The cluster node to which the client's channels go, so that the client sees its own declarations as on a direct
+    /// connection. Other nodes apply a declaration a moment later, and until then drop messages that are routed to it.
     home: Mutex<Option<SocketAddr>, { Rank::Leaf as u8 }>,
-    /// Whether the client is on its way to another process, for which the close of its channels has to come.
+    /// Whether the client is moving to another process, which requires that the closes of its channels are read.
     is_leaving: AtomicBool,
     /// Whether `events` may be non-empty.
     has_events: AtomicBool,
@@ -63,21 +63,21 @@ pub(crate) enum Event {
     ChannelClosed { channel: u16, lease: u64, payload: Box<[u8]>, answered: bool },
     /// The upstream confirmed a close. `last_queue` is what an empty queue name meant on the channel.
     CloseOk { channel: u16, lease: u64, last_queue: Option<Box<str>> },
-    /// The pause is over after which consumers are made again that the broker was not ready for.
+    /// The pause is over before consumers are recreated that the broker refused because their queues had not started.
     Retry,
-    /// The client's own connection had run out of channel numbers, and has one again.
+    /// A connection that had run out of channel numbers has one again.
     ChannelFree,
     /// The broker has processed what the next frames of a channel, or its move, were waiting for.
     Answered,
-    /// Everything published on a channel has been confirmed.
+    /// All messages published on a channel are confirmed.
     Confirmed,
     /// An upstream connection is ready or failed to open: the client's own, or a shared one.
     Ready { own: bool, role: Role, result: Result<Arc<Upstream>, Refusal> },
     /// The broker's verdict on the client's new secret, the `number`th.
     SecretVerified { number: u64, result: Result<Arc<Credentials>, Refusal> },
-    /// An upstream connection ended in the middle of a message for the client.
+    /// An upstream connection ended in the middle of a message that was being delivered to the client.
     BrokenOff { upstream: u64 },
-    /// An upstream connection has ended. It was stalled, perhaps by this client, if that `is_suspect`.
+    /// An upstream connection has ended. `is_suspect` if the connection was stalled, perhaps by this client.
     Lost { upstream: u64, fault: Fault, is_suspect: bool },
     /// The client's declarations are lost with their broker, and cannot be declared again for it.
     NotRestored { fault: Fault },
@@ -88,11 +88,11 @@ pub(crate) enum Event {
     DeliveriesOverflowed { channel: u16, lease: u64 },
     /// The last messages of this channel are not followed by anything that has a reply.
     Unproven { channel: u16, lease: u64 },
-    /// The broker is to be asked for an answer on this channel, to see whether it reads the connection.
+    /// The session should request an answer on this channel, to find out whether the broker still reads the connection.
     AnswerWanted { channel: u16, lease: u64 },
-    /// There is no room for the client's incomplete messages.
+    /// There is no buffer space for the client's incomplete messages.
     NoCapacity,
-    /// Others wait for the room, or the stream, that the client has held for long.
+    /// Other clients wait for the buffer space, or the stream, that the client has used for long.
     GiveWay,
 }
 
@@ -123,17 +123,17 @@ impl ClientLink {
         }
     }
 
-    /// The node that the client is at, if it uses a connection.
+    /// The node of the client's connections, if it uses any.
     pub(crate) fn home(&self) -> Option<SocketAddr> {
         *self.home.lock()
     }
 
-    /// Called when the client uses a connection to this node, and none to the one before.
+    /// Called when the client uses a connection to this node, and none to its previous node.
     pub(crate) fn set_home(&self, node: SocketAddr) {
         *self.home.lock() = Some(node);
     }
 
-    /// Has the client's declarations remembered.
+    /// Sets the declarer, which remembers the client's declarations.
     pub(crate) fn with_declarer(self, declarer: Declarer) -> Self {
         Self { declarer: Some(Arc::new(declarer)), ..self }
     }
@@ -223,8 +223,9 @@ impl ClientLink {
         })
     }
 
-    /// The client is on its way to another process: as much as may wait for it at all is read on its own connection, so that
-    /// the close of its channels comes although it may not read now.
+    /// Called when the client starts to move to another process. From now on its own connection is read beyond the outbox's
+    /// limit, up to the client's share of the total backlog, so that the closes of its channels arrive even if the client
+    /// does not read.
     pub(crate) fn begin_leaving(&self) {
         self.is_leaving.store(true, Ordering::Relaxed);
     }
@@ -240,7 +241,7 @@ impl ClientLink {
     /// the client is not read at its allowance ([`Self::may_ask`]).
     pub(crate) fn deliver(&self, mut bytes: Vec<u8>) {
         if self.outbox.backlog() > ALWAYS {
-            // It will wait a while, and only the length is counted, not the capacity.
+            // The data may wait for a while, and only its length is counted, not its capacity.
             bytes.shrink_to_fit();
         }
         self.outbox.append(|buf| buf.push(bytes.into()));
@@ -265,8 +266,8 @@ impl ClientLink {
         });
     }
 
-    /// The client continues in another process, which knows nothing of the connections that are blocked here: for the client
-    /// none is from now on. Its socket is gone when a [`BlockedNotice`] ends after that.
+    /// The client continues in another process, which does not know the connections that are blocked here, so the client is
+    /// notified that none is. A [`BlockedNotice`] that ends later does not notify it, because its socket is gone.
     pub(crate) fn leave_blocked(&self) {
         self.outbox.append(|buf| {
             let is_notified = self.blocked_notify.swap(false, Ordering::AcqRel);
@@ -289,7 +290,7 @@ impl ClientLink {
     }
 }
 
-/// Tells a client that a broker reads nothing that is published, until it is dropped.
+/// Notifies a client that a broker does not read publishers, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct BlockedNotice(Arc<ClientLink>);
 
@@ -318,7 +319,7 @@ mod tests {
         let capabilities = amqp::Capabilities::ALL;
         let link = ClientLink::new(1, Arc::clone(&outbox), 0, capabilities, Arc::default(), Arc::default());
         for _ in 0..200 {
-            // One upstream connection stays blocked, two others are blocked and unblocked all the time.
+            // One upstream connection stays blocked, two others are blocked and unblocked repeatedly.
             std::thread::scope(|scope| {
                 for _ in 0..2 {
                     scope.spawn(|| {

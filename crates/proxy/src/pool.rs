@@ -77,13 +77,13 @@ pub struct Pool {
     topologies: Arc<Topologies>,
     /// Bytes of clients' frames that are kept for replay.
     replay_totals: Arc<ReplayTotals>,
-    /// The room for incomplete messages.
+    /// The buffer space for incomplete messages.
     staging: Arc<Staging>,
     /// Bytes of frames that wait for placement.
     queued: Arc<Quota>,
     /// The backlog of clients that do not read.
     waiting: Arc<Waiting>,
-    /// Held by the client that asks whether a broker answers, on behalf of all that arrive meanwhile.
+    /// Held by the client that probes the brokers, on behalf of all clients that arrive meanwhile.
     asking: tokio::sync::Mutex<()>,
     draining: AtomicBool,
     /// Decides which client opens the next connection to be shared.
@@ -93,15 +93,15 @@ pub struct Pool {
     handing_over: AtomicUsize,
     /// Notified when a connection was removed or a handover has ended.
     removed: Notify,
-    /// As last received from a broker.
+    /// The server-properties last received from a broker.
     server_properties: Mutex<Option<FieldTable>, { Rank::Leaf as u8 }>,
     /// Virtual hosts that a broker has deleted.
     deletions: Deletions,
-    /// Whether a broker has closed a connection over a queue that is neither durable nor exclusive.
+    /// Whether a broker has closed a connection because of the declaration of a queue that is neither durable nor exclusive.
     denies_transient: AtomicBool,
 }
 
-/// The feature in the text with which RabbitMQ 4 closes a connection if it may not have queues of this kind.
+/// The deprecated feature named in RabbitMQ 4's close text when such queues are not permitted.
 const TRANSIENT_FEATURE: &str = "`transient_nonexcl_queues`";
 
 /// Identifies a client in names and logs.
@@ -118,7 +118,7 @@ pub struct ClientInfo {
 pub struct Login {
     credentials: Arc<Credentials>,
     info: ClientInfo,
-    /// The connection on which the login was verified, unless an open connection vouched for it.
+    /// The connection on which the login was verified; `None` if an already open connection had verified the credentials.
     begun: Option<PermittedConnection>,
 }
 
@@ -135,7 +135,7 @@ impl Login {
     }
 }
 
-/// A connection that is logged in and has no virtual host yet, and its permit. Boxed: a stream with TLS is large.
+/// A connection that is logged in and has no virtual host open yet, with its permit. Boxed because a TLS stream is large.
 type PermittedConnection = Box<(LoggedInConnection, Endpoint, ConnectionPermit)>;
 
 /// The client's end of a session.
@@ -152,7 +152,7 @@ pub struct ClientSide {
 }
 
 impl Pool {
-    /// Creates an empty pool. It connects to nothing before a client comes.
+    /// Creates an empty pool. It opens no connection before a client arrives.
     pub fn new(config: PoolConfig) -> Arc<Self> {
         let permits = connection_permits::connection_permits(config.max_connections);
         let staging = Staging::new(
@@ -209,7 +209,7 @@ impl Pool {
         self.authenticate_until(self.arrival_end(), credentials, client).await
     }
 
-    /// The same, if an upstream answers before `end`.
+    /// Like [`Self::authenticate`], with the time until which an upstream is waited for.
     async fn authenticate_until(
         self: &Arc<Self>,
         end: tokio::time::Instant,
@@ -224,15 +224,16 @@ impl Pool {
             self.check_not_refused(&credentials)?;
             self.wait_while_failing(end).await;
             let verified = || self.is_verified(&credentials).then_some(());
-            // Known is only which address comes first.
-            let anywhere = Destination::default();
-            let attempt = match Box::pin(self.enter(&credentials, false, &anywhere, end, verified)).await? {
-                PermitOutcome::Instead(()) => continue,
-                PermitOutcome::Begin(_handshake, permit) => {
-                    self.check_not_refused(&credentials)?;
-                    self.begin(permit, &credentials, &ClientProperties::SHARED).await
-                }
-            };
+            // The address is not known before the connection attempt.
+            let unknown_destination = Destination::default();
+            let attempt =
+                match Box::pin(self.enter(&credentials, false, &unknown_destination, end, verified)).await? {
+                    PermitOutcome::Instead(()) => continue,
+                    PermitOutcome::Begin(_handshake, permit) => {
+                        self.check_not_refused(&credentials)?;
+                        self.begin(permit, &credentials, &ClientProperties::SHARED).await
+                    }
+                };
             match attempt {
                 Ok(begun) => {
                     let credentials = self.shared_copy(credentials);
@@ -255,7 +256,7 @@ impl Pool {
         }
     }
 
-    /// Whether a declaration of a queue that is neither durable nor exclusive costs the connection.
+    /// Whether the broker closes the connection on a declaration of a queue that is neither durable nor exclusive.
     pub(crate) fn denies_transient(&self) -> bool {
         self.denies_transient.load(Ordering::Relaxed)
     }
@@ -318,10 +319,10 @@ impl Pool {
     ) -> Result<(), Refusal> {
         let verified = || self.is_verified_for(credentials, virtual_host).then_some(());
         if let Some(begun) = begun {
-            // The broker accepted them a moment ago, and this connection already holds its permit.
+            // The broker accepted the credentials a moment ago, and this connection already holds its permit.
             let destination = self.destination(None, virtual_host);
             let _permit = Box::pin(self.auth_gate.enter_known(&destination, end)).await?;
-            // Another client may have done it meanwhile.
+            // Another client may have verified the credentials meanwhile.
             return if verified().is_some() {
                 Ok(())
             } else {
@@ -344,9 +345,9 @@ impl Pool {
         self.endpoints.any_up()
     }
 
-    /// Whether a broker answers, if known. For a client that has sent nothing yet, which should see a dead
-    /// broker while no upstream answers. A broker to which connections are open counts as answering. Returns
-    /// `None` before one was asked, and after the last connection was lost; call [`Self::probe_endpoints`] then.
+    /// Whether a broker answers, if known. For a client that has sent nothing yet: its connection should be closed as
+    /// by a dead broker while no upstream answers. A broker to which connections are open counts as answering. Returns
+    /// `None` before the first probe, and after the last connection was lost; call [`Self::probe_endpoints`] then.
     /// Addresses that did not answer are probed in the background until they do.
     pub fn answers(&self) -> Option<bool> {
         match self.endpoints.reach() {
@@ -356,7 +357,7 @@ impl Pool {
         }
     }
 
-    /// Whether a broker answers. Asks if that is not known, once for all concurrent callers.
+    /// Whether a broker answers. If that is not known, probes the brokers, once for all concurrent callers.
     pub async fn probe_endpoints(self: &Arc<Self>) -> bool {
         let _turn = self.asking.lock().await;
         match self.answers() {
@@ -366,8 +367,8 @@ impl Pool {
         }
     }
 
-    /// Whether a broker answers, as [`Self::is_reachable`] says from then on. To be called again and again. A broker
-    /// with open connections is not asked: these tell as much, and RabbitMQ logs a warning for each probe.
+    /// Checks whether a broker answers, and updates [`Self::is_reachable`]. To be called periodically. A broker with
+    /// open connections is not probed, because it is known to answer, and RabbitMQ logs a warning for each probe.
     pub async fn check(self: &Arc<Self>) -> bool {
         if self.endpoints.any_in_use() {
             self.restore_soon();
@@ -386,8 +387,8 @@ impl Pool {
         false
     }
 
-    /// Probes the addresses that nobody would otherwise find out about, all at once: those that are neither in use nor probed
-    /// in the background. With one address [`Self::check`] does that.
+    /// Probes concurrently the addresses whose failure would otherwise go unnoticed: those that have no open connections and
+    /// are not probed in the background. With one address [`Self::check`] does that.
     pub async fn probe_idle(self: &Arc<Self>) {
         let all = self.endpoints_in_order().await;
         if all.len() < 2 {
@@ -402,7 +403,7 @@ impl Pool {
         let idle = all.into_iter().filter(|endpoint| self.endpoints.is_idle(endpoint));
         let probes: Vec<_> = idle.filter_map(probe).collect();
         for probe in probes {
-            // It ends by itself; a panic would have been reported.
+            // A probe has a timeout; a panic would have been reported.
             let _ = probe.await;
         }
     }
@@ -426,8 +427,8 @@ impl Pool {
         }
     }
 
-    /// Waits for a broker's first method, and records that it answers. Asks again if a connection there is lost meanwhile:
-    /// the reply may be older than the broker's end.
+    /// Waits for a broker's first method, and records that it answers. Retries if a connection to it is lost meanwhile,
+    /// because the broker may have sent the reply before it died.
     async fn ask(&self, endpoint: &Endpoint) -> Result<FieldTable, Refusal> {
         loop {
             let asked_at = self.endpoints.asked_at(endpoint);
@@ -438,7 +439,7 @@ impl Pool {
         }
     }
 
-    /// The broker's server-properties. Asks for them if no broker has sent them yet.
+    /// The broker's server-properties. Probes the brokers if none has sent them yet.
     pub async fn server_properties(self: &Arc<Self>) -> Option<FieldTable> {
         let known = self.server_properties.lock().clone();
         if known.is_some() {
@@ -455,7 +456,7 @@ impl Pool {
         text("version").filter(|_| text("product") == Some("RabbitMQ")).map(str::to_owned)
     }
 
-    /// The product and version that a broker told last, such as `RabbitMQ 3.13.7`.
+    /// The product and version in the server-properties received last, such as `RabbitMQ 3.13.7`.
     pub fn known_product(&self) -> Option<String> {
         let properties = self.server_properties.lock();
         let (product, version) = product_and_version(properties.as_ref()?);
@@ -504,19 +505,18 @@ impl Pool {
         connections.iter().map(|upstream| upstream.view()).collect()
     }
 
-    /// Hands over departed clients' leftovers, then closes all connections cleanly, and waits until they are closed
-    /// or `limit` has passed, or the closes have taken as long as `closing`, unless frames that departed clients have sent are
-    /// still unanswered. New connections are refused from then on.
-    /// Sessions should have ended before.
+    /// Sends departed clients' remaining frames, then closes all connections cleanly. Waits for this until `limit` has passed.
+    /// The closes are waited for only as long as `closing`, unless frames of departed clients are still unanswered. New
+    /// connections are refused from then on. Sessions should have ended before.
     pub async fn drain(&self, limit: Duration, closing: Duration) {
         let end = tokio::time::Instant::now() + limit;
         let handed_over = self.wait_until(|| self.handing_over.load(Ordering::Acquire) == 0);
-        // Past the limit the process continues: the brokers may be gone.
+        // After the limit, shutdown continues: the brokers may be gone.
         let _ = tokio::time::timeout_at(end, handed_over).await;
         self.draining.store(true, Ordering::Release);
         let all: Vec<_> = self.connections.lock().values().flatten().cloned().collect();
         all.iter().for_each(|upstream| upstream.close("shutdown", transport::now()));
-        // Past the limit the process continues without the brokers' answers.
+        // After the limit, shutdown continues without the brokers' answers.
         let emptied = self.wait_until(|| self.connections.lock().is_empty());
         let is_all_answered = self.replay_totals.departed.bytes() == 0;
         let end = if is_all_answered { end.min(tokio::time::Instant::now() + closing) } else { end };
@@ -543,7 +543,7 @@ impl Pool {
         &self.counters
     }
 
-    /// The room for incomplete messages.
+    /// The buffer space for incomplete messages.
     pub(crate) fn staging(&self) -> &Arc<Staging> {
         &self.staging
     }
@@ -587,10 +587,10 @@ impl Pool {
         self.connections.lock().entry(user).or_default().push(upstream);
     }
 
-    /// Removes a connection that has ended, for a fault unless the pool has closed it.
+    /// Removes a connection that has ended. `fault` is `None` if the pool has closed it.
     pub(crate) fn remove(self: &Arc<Self>, upstream: &Arc<Upstream>, fault: Option<&Fault>) {
         let mut connections = self.connections.lock();
-        // A new secret is of the same user.
+        // A new secret does not change the user name.
         let user = &upstream.credentials().username;
         if let Some(of_user) = connections.get_mut(user) {
             of_user.retain(|other| !Arc::ptr_eq(other, upstream));
@@ -607,7 +607,7 @@ impl Pool {
         drop(connections);
         self.free();
         add(&self.counters.connections_lost, u64::from(fault.is_some()));
-        // Any other fault is the broker's verdict on what was sent on this connection, and says nothing of others.
+        // Any other fault concerns what was sent on this connection, not the broker.
         if fault.is_some_and(|fault| fault.code == ReplyCode::ConnectionForced) {
             self.endpoints.lost(self, &upstream.endpoint);
         } else {
@@ -661,7 +661,7 @@ impl Pool {
         Box::pin(self.connect_preferring(None, permit, credentials, announced)).await
     }
 
-    /// The same, at the node `near` if that answers.
+    /// Like [`Self::begin`], preferring the node `near`.
     async fn connect_preferring(
         self: &Arc<Self>,
         near: Option<SocketAddr>,
@@ -672,7 +672,7 @@ impl Pool {
         let mut refusal = no_upstream();
         let mut endpoints = self.endpoints_in_order().await;
         if let Some(node) = near.filter(|node| self.endpoints.is_up(*node)) {
-            // Stable: the others stay in their order behind it.
+            // A stable sort: the other addresses keep their order.
             endpoints.sort_by_key(|endpoint| endpoint.socket != node);
         }
         for endpoint in endpoints {
@@ -683,7 +683,7 @@ impl Pool {
                     *self.server_properties.lock() = Some(begun.server_properties.clone());
                     return Ok(Box::new((begun, endpoint, permit)));
                 }
-                // A broker has decided: another one would say the same.
+                // Another node of the cluster would refuse the login as well.
                 Err(Refusal::Login(text)) => {
                     self.endpoints.heard(&endpoint);
                     add(&self.counters.logins_refused, 1);
@@ -733,7 +733,7 @@ impl Pool {
             credentials: credentials.clone(),
             virtual_host: virtual_host.into(),
         };
-        // A client's own connection is of no use to others, unless it vouches for their credentials.
+        // A client's own connection is of use to waiting logins only if it is the first that verifies their credentials.
         let helps_others = owner.is_none() || self.verified(credentials, virtual_host).is_none();
         let upstream = upstream::spawn(self, stream, limits, login, owner, role);
         if helps_others {
@@ -756,5 +756,5 @@ fn no_upstream() -> Refusal {
     Refusal::unreachable("no address is known")
 }
 
-/// Round trips of connecting: TCP, the protocol header, start-ok, and connection.open.
+/// Round trips of connecting: TCP, protocol header, `connection.start-ok`, and `connection.open`.
 const HANDSHAKE_ROUND_TRIPS: u64 = 4;

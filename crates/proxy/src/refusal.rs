@@ -10,7 +10,7 @@ pub enum Refusal {
     /// The broker refuses the credentials; its text, without `ACCESS_REFUSED - ` in front.
     #[error("{0}")]
     Login(String),
-    /// Everything else: the broker's own fault, or 320 CONNECTION_FORCED when no broker can be asked.
+    /// Any other reason: the fault that the broker sent, or 320 CONNECTION_FORCED when no broker can be asked.
     #[error(transparent)]
     Fault(Fault),
 }
@@ -21,7 +21,7 @@ impl Refusal {
         Self::Fault(Fault::new(ReplyCode::ConnectionForced, format!("upstream unreachable: {why}")))
     }
 
-    /// The reason by itself, for a place that names the address already.
+    /// The reason without the address, for messages that name the address already.
     pub(crate) fn cause(&self, address: &impl std::fmt::Display) -> String {
         match self {
             Self::Login(text) => text.clone(),
@@ -32,7 +32,7 @@ impl Refusal {
         }
     }
 
-    /// An outage has lasted longer than clients wait for.
+    /// The outage has lasted longer than clients wait.
     pub(crate) fn outage_timeout(limit: std::time::Duration, last: Self) -> Self {
         let text = match last {
             Self::Login(text) => text,
@@ -63,9 +63,9 @@ impl Refusal {
         }
     }
 
-    /// Of the opening of a virtual host: whether there are as many connections to the virtual host, of the user or to the node
-    /// as there may be. The broker has accepted the credentials then. Names are in quotes in RabbitMQ's texts, and end none of
-    /// these (`rabbit_reader` of 3.10 and 4.3).
+    /// Whether this refusal to open a virtual host is due to a limit on the connections of the virtual host, user or node. The
+    /// broker has accepted the credentials then. Names are quoted in RabbitMQ's texts and never stand at the end of these, so
+    /// that a name cannot imitate the suffix (`rabbit_reader` of 3.10 and 4.3).
     pub(crate) fn is_connection_limit(&self) -> bool {
         let Self::Fault(fault) = self else { return false };
         let limit = fault.text.strip_suffix(") is reached").and_then(|text| text.rsplit_once(" limit ("));
@@ -75,13 +75,12 @@ impl Refusal {
             })
     }
 
-    /// The connection that was chosen has no channel to spare.
+    /// The chosen connection has no free channel.
     pub(crate) fn no_channel() -> Self {
         Self::Fault(Fault::new(ReplyCode::ResourceError, "no upstream channel is free"))
     }
 
-    /// Whether there is no connection or channel to spare for now: as many are in use as the pool, or a broker, lets this user
-    /// have.
+    /// Whether a limit of the pool, or of the broker for this user, on connections or channels is reached for now.
     pub(crate) fn is_shortage(&self, user: &str) -> bool {
         let is_of_pool = |fault: &Fault| fault.code == ReplyCode::ResourceError;
         self.is_connection_limit()
@@ -97,7 +96,7 @@ impl Refusal {
     }
 }
 
-/// The fault that a broker announced in a close method, as one of the connection.
+/// Converts the fields of a broker's close method to a connection fault.
 pub(crate) fn announced_fault(code: u16, text: &str, method: (u16, u16)) -> Fault {
     Fault::announced(code, text, method).on_connection()
 }

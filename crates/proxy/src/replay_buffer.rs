@@ -1,5 +1,5 @@
-//! Accounting of clients' frames that are kept until brokers have answered for them, in bytes: of each connected
-//! client and all of them together, and of all departed clients.
+//! Accounting, in bytes, of clients' frames that are kept until brokers have answered them: for each connected client,
+//! for all connected clients, and for all departed clients.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -22,13 +22,13 @@ pub(crate) struct ReplayTotals {
 #[derive(Debug)]
 pub(crate) struct ReplayBuffer {
     totals: Arc<ReplayTotals>,
-    /// Cleared at the start of a client that publishes again by itself what has no confirm.
+    /// Cleared when the session starts, for a client that republishes unconfirmed messages itself.
     keeps_messages: AtomicBool,
     /// In the quota of the connected clients, and in that of the departed ones once the client is gone.
     share: Mutex<QuotaShare, { Rank::ReplayBytes as u8 }>,
     /// Set while the client is not read because of the bytes kept for it.
     awaits_release: AtomicBool,
-    /// Nudged when bytes are released. Weak, because pending output of a departed client is of no use.
+    /// Nudged when bytes are released. Weak, so that a departed client's pending output is freed.
     outbox: Weak<Outbox>,
 }
 
@@ -86,7 +86,7 @@ impl ReplayBuffer {
             return true;
         }
         self.awaits_release.store(true, Ordering::Release);
-        // The release may have happened just before the flag was set, in which case no nudge comes.
+        // The release may have happened just before the flag was set; then no nudge follows.
         may()
     }
 }

@@ -87,13 +87,13 @@ pub struct ProxySession {
     channels: ChannelTable<Box<Channel>>,
     /// The connection on which shared channels are placed next, for everything but publishing.
     general: UpstreamLink,
-    /// The same, for publishing.
+    /// Like `general`, for publishing.
     publishing: UpstreamLink,
     /// The connection that belongs to this client alone.
     own: UpstreamLink,
     /// Number of new secrets that the client has sent.
     new_secrets: u64,
-    /// Number of these that the client still waits for a reply to.
+    /// Number of `new_secrets` that have not been answered yet.
     unanswered_secrets: usize,
     /// Whether the client's own connection was opened with a secret that the client has since replaced.
     rekeyed: bool,
@@ -101,10 +101,10 @@ pub struct ProxySession {
     attached: Vec<Arc<Upstream>>,
     /// Whether the client has declared an exclusive queue.
     exclusive: bool,
-    /// Whether the client has declared an auto-delete queue, which is deleted once it has no consumer for a moment.
+    /// Whether the client has declared an auto-delete queue, which the broker deletes with its last consumer.
     auto_delete: bool,
-    /// Whether a broker closed a shared connection for an error that this client may have caused: now, or in an earlier
-    /// session ([`Self::without_replay`]).
+    /// Whether this client may have caused an error for which a broker closed a shared connection, now or in an earlier
+    /// session ([`Self::without_replay`]). Such a client uses only its own connection.
     suspect: bool,
     output: Output,
     /// Channels with frames in the wait queue, or that wait to be closed until the broker has processed their
@@ -123,15 +123,15 @@ pub struct ProxySession {
     /// `queued` at the end of the last batch, in the quota of all clients.
     queued_share: QuotaShare,
     next_lease: u64,
-    /// Since when upstream connections have been lost without the broker answering in between what was sent again. Looked at,
-    /// and set anew, only when one is lost.
+    /// Since when upstream connections have been lost repeatedly, without an answer to the replayed frames in between. Read
+    /// and updated only when a connection is lost.
     in_trouble_since: Option<Instant>,
     /// Pause before another connection is tried.
     pause: Duration,
-    /// Whether [`crate::link::Event::Retry`] is on its way.
+    /// Whether [`crate::link::Event::Retry`] is scheduled.
     retry_pending: bool,
     life: Life,
-    /// Whether the client is on its way to another process: nothing is placed any more.
+    /// Whether the client is moving to another process. No channel is placed any more.
     is_exporting: bool,
 }
 
@@ -149,12 +149,12 @@ enum Life {
 }
 
 impl ProxySession {
-    /// For a client that publishes again by itself, in its own order, what has no confirm: the pool keeps no message for it,
-    /// and the loss of an upstream connection that it uses ends it with the fault of that connection. Messages without a
-    /// confirm are then neither refused nor sent again. To be called before anything else.
+    /// For a client that republishes its unconfirmed messages itself, in its own order. The pool keeps no messages for it,
+    /// and the loss of an upstream connection that it uses ends it with that connection's fault. Unconfirmed messages are
+    /// then neither refused nor sent again. To be called before any other method.
     ///
-    /// If it `is_isolated`, all its channels are on a connection of its own, so that a fault there is of its making. Otherwise
-    /// a fault other than 320 CONNECTION_FORCED may be another client's.
+    /// If it `is_isolated`, all its channels are on its own connection, so it has caused any fault of that connection.
+    /// Otherwise another client may have caused a fault other than 320 CONNECTION_FORCED.
     #[must_use]
     pub fn without_replay(mut self, is_isolated: bool) -> Self {
         self.link.replay_buffer.keep_no_messages();
@@ -213,8 +213,9 @@ impl ProxySession {
         }
     }
 
-    /// Takes a frame of any channel but 0, already checked for size. If whole messages follow in `rest`, or
-    /// acknowledgements behind another one, takes those as well, and returns how many bytes of `rest` they were.
+    /// Takes a frame of any channel but 0, already checked for size. Complete messages, or after an acknowledgement
+    /// further acknowledgements, that follow in `rest` are taken as well. Returns the number of bytes of `rest` that
+    /// were taken.
     ///
     /// # Errors
     /// A fault that ends this client's connection: its own, or that of an upstream connection it depends on.
@@ -262,8 +263,8 @@ impl ProxySession {
         }
     }
 
-    /// Requests a proof that the broker has processed frames sent outside confirm mode, if there are many, or
-    /// if nothing more may be kept before it has.
+    /// Requests a proof that the broker has processed frames sent outside confirm mode, if there are many, or if the
+    /// client may not be read before their bytes are released.
     fn prove(&mut self) {
         for number in std::mem::take(&mut self.unproven) {
             if let Some(channel) = self.channels.get_mut(number)
@@ -299,11 +300,11 @@ impl ProxySession {
         }
     }
 
-    /// Whether more frames can be taken. If not, the client's outbox is nudged when they can. Waits only for
-    /// upstream connections where a channel of this client is, or would be placed next.
+    /// Whether more frames can be taken. If not, the client's outbox is nudged when they can. Depends only on upstream
+    /// connections where a channel of this client is, or would be placed next.
     pub fn has_capacity(&self) -> bool {
         !self.budget.waits()
-            // If not, something waits for placement, and an event follows once it is placed.
+            // If not, frames wait for placement, and an event follows once they are placed.
             && self.pool.queued().admits(self.queued)
             && self.link.may_ask()
             && self.link.replay_buffer.may_add()
@@ -330,16 +331,16 @@ impl ProxySession {
         self.channels.len()
     }
 
-    /// Whether nothing of this client is in flight: no message is incomplete or waits for its channel to be
-    /// placed, and everything published in confirm mode is confirmed, the confirms being in the client's
-    /// outbox. If not, that outbox is nudged when it is worth asking again, unless it is the client's turn to
-    /// send. For a server that drains, which should not wait forever.
+    /// Whether nothing of this client is in flight: no message is incomplete or waits for its channel to be placed, and
+    /// everything published in confirm mode is confirmed, the confirms being in the client's outbox. If not, that
+    /// outbox is nudged when it is worth asking again, unless it is the client's turn to send. For a server that is
+    /// shutting down.
     pub fn is_settled(&self) -> bool {
         let confirmed = |side: &Side| match side.route() {
             Some(route) => route.upstream.poll_confirms(route.channel, side.unconfirmed_up_to()),
             None => true,
         };
-        // All sides are asked, so that each of them notifies.
+        // All sides are polled, so that each of them sends a notification.
         let sides = self.channels.iter().flat_map(|(_, channel)| channel.sides());
         let unconfirmed = sides.filter(|side| !confirmed(side)).count();
         let incomplete = self.channels.iter().any(|(_, channel)| channel.incoming().is_some());
@@ -356,8 +357,8 @@ impl ProxySession {
             || self.channels.iter().any(|(_, channel)| channel.sides().any(is_there))
     }
 
-    /// Whether the client may be read although the broker does not read this publishing connection: the
-    /// client has nothing waiting there, and may continue with other things (P10).
+    /// Whether the client may be read although the broker does not read this publishing connection: no data of the
+    /// client waits on it, and the client may send frames for other connections (P10).
     fn may_pass_by(&self, upstream: &Upstream, share: Option<&Share>) -> bool {
         share.is_some_and(|share| share.is_through(upstream.line())) && upstream.is_stopped()
     }
@@ -400,7 +401,7 @@ impl ProxySession {
             return Err(fault.caused_by(method.ids()));
         }
         if !channel.has_declared && names_last_queue(method) {
-            // The upstream channel may know a queue that another client declared.
+            // On the upstream channel, an empty name may mean a queue that another client declared.
             let fault = Fault::new(ReplyCode::NotFound, "no previously declared queue");
             self.fail_channel(number, &fault.caused_by(method.ids()));
             return Ok(());
@@ -422,7 +423,7 @@ impl ProxySession {
                     return Err(Fault::new(ReplyCode::NotAllowed, text).caused_by(method.ids()));
                 }
                 let budget = self.pool.config().consumer_budget;
-                // The queue may be one of the client's own connection, or one that a move there would delete.
+                // The queue may be exclusive to the client's own connection, or auto-delete, so that a move would delete it.
                 if !self.exclusive && !self.auto_delete && !channel.general.transactional {
                     need = validate_consume(consume, channel.limits, budget);
                 }
@@ -455,8 +456,8 @@ impl ProxySession {
         self.pass_on(number, FrameKind::Method, payload, need != Need::Any)
     }
 
-    /// Turns confirm mode on without asking the broker, which has no reason to refuse. Returns false if it
-    /// may have one, or if the reply would overtake others, or a returned message.
+    /// Turns on confirm mode without asking the broker, which has no reason to refuse. Returns false if the broker may
+    /// refuse, or if the reply would overtake other replies or a returned message.
     fn select_confirms(&mut self, number: u16) -> Result<bool, Fault> {
         let Some(channel) = self.channels.get_mut(number) else { return Ok(false) };
         let is_own = channel.is_own();
@@ -497,7 +498,7 @@ impl ProxySession {
 
 impl Drop for ProxySession {
     fn drop(&mut self) {
-        // Nobody gives the time here, and most have ended before.
+        // `drop` is not given the time, and most sessions have ended before.
         self.end(transport::now());
     }
 }

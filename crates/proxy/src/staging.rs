@@ -1,12 +1,12 @@
-//! The room for incomplete messages, and the wait queue of clients when there is none.
+//! The buffer space for incomplete messages, and the wait queue of clients when it is exhausted.
 //!
-//! Each client may always hold a little; beyond that its bytes count towards a total. A client that finds no
-//! room is no longer read and joins the wait queue. The first in the queue continues as soon as there is room
-//! again, or as a *stream*: its messages go out on an upstream connection of its own, of which only a part may be
-//! used for this, and only while connection permits are available. So a burst of large messages is waited out.
-//! Clients that never complete theirs are limited by a patience, which counts only while somebody waits: clients
-//! that have held room, or a stream, for longer give way, the longest first, and no more of them than the waiters
-//! need.
+//! Each client may always hold a little; beyond that its bytes count towards a total. A client that gets no space is no
+//! longer read and joins the wait queue. The first in the queue continues as soon as there is space again, or as a
+//! *stream*: its messages go out on an upstream connection of its own. Only one in
+//! [`STREAM_SHARE`](crate::config::STREAM_SHARE) upstream connections may be used for streams, and only while
+//! connection permits are available. So a burst of large messages is waited out. Clients that never complete their
+//! messages are limited by a patience, which counts only while other clients wait: clients that have held space, or a
+//! stream, for longer give way, the longest first, and no more of them than the waiters need.
 //!
 //! Bytes read from a client before it joined the wait queue count when it continues: at most one read for
 //! each of them.
@@ -37,23 +37,23 @@ use crate::link::{ClientLink, Event};
 use crate::metrics::add;
 use crate::pool::background;
 
-/// State of the room for incomplete messages, shared by all clients.
+/// The buffer space for incomplete messages, shared by all clients.
 #[derive(Debug)]
 pub(crate) struct Staging {
     /// Maximum of [`StagingState::bytes`].
     most: usize,
     /// Maximum of [`StagingState::streams`].
     streams_max: usize,
-    /// Connection permits of the pool, of which a stream needs a free one.
+    /// Connection permits of the pool. A stream is granted only if one is free.
     permits: Arc<Semaphore>,
-    /// How long a message may be incomplete while somebody waits for room.
+    /// How long a message may be incomplete while a client waits for space.
     patience: Duration,
     state: Mutex<StagingState, { Rank::IncompleteMessages as u8 }>,
     /// Bytes of incomplete messages of all clients, whether they count or not.
     staged: AtomicUsize,
     /// How often a client had to wait.
     wait_count: AtomicU64,
-    /// Clients that were disconnected to make room.
+    /// Clients that were disconnected to free space.
     evicted_clients: AtomicU64,
 }
 
@@ -68,15 +68,15 @@ struct StagingState {
     /// The wait queue: the addresses of clients' links, and the bytes that each needs to continue.
     queue: BTreeMap<Ticket, (usize, usize)>,
     next_ticket: u64,
-    /// Clients that have held or waited for room, until they leave, by the addresses of their links.
+    /// Clients that have held or waited for space, until they leave, by the addresses of their links.
     clients: HashMap<usize, StagingClient>,
     /// Whether a task attends to the wait queue.
     attended: bool,
 }
 
-/// A position in the wait queue: whether the client comes with a new message, and a number. Clients that have
-/// already waited with the same message come first, so that a message of many reads need not wait behind all
-/// others each time.
+/// A position in the wait queue: whether the client waits with a new message, and a sequence number. Clients that have
+/// already waited with the same message come first, so that a message of many reads does not wait behind all others
+/// after each read.
 type Ticket = (bool, u64);
 
 /// The state of one client: its holdings, and its wait.
@@ -87,7 +87,7 @@ struct StagingClient {
     counted: usize,
     /// Whether it streams, or may as soon as it collects its grant.
     streams: bool,
-    /// Lower bound of the time since which it has held room or a stream.
+    /// Since when it has held space or a stream, at the earliest.
     since: Option<Instant>,
     wait: Wait,
 }
@@ -97,7 +97,7 @@ enum Wait {
     #[default]
     None,
     Queued(Ticket),
-    /// The client only has to collect it.
+    /// Granted, and not collected by the client yet.
     Granted(Grant),
 }
 
@@ -111,7 +111,7 @@ pub(crate) enum Grant {
 }
 
 impl Staging {
-    /// Creates room for `most` bytes and `streams_max` streams, as far as there are permits for their connections.
+    /// Creates a buffer of `most` bytes with up to `streams_max` streams, which need free connection permits.
     pub(crate) fn new(
         most: usize,
         streams_max: usize,
@@ -135,7 +135,7 @@ impl Staging {
         self.staged.load(Ordering::Relaxed)
     }
 
-    /// How many clients were disconnected to make room.
+    /// How many clients were disconnected to free space.
     pub(crate) fn evicted_clients(&self) -> u64 {
         self.evicted_clients.load(Ordering::Relaxed)
     }
@@ -151,9 +151,9 @@ impl Staging {
         (state.queue.len(), state.streams)
     }
 
-    /// Asks clients that have held room or a stream for longer than the patience to give way, the longest
-    /// first, as far as the waiters need it. Each checks the condition itself: see [`BudgetShare::overdue`].
-    /// Returns false if nobody waits.
+    /// Asks clients that have held space or a stream for longer than the patience to give way, the longest first, as
+    /// far as the waiters need it. Each client checks the condition itself: see [`BudgetShare::overdue`]. Returns false
+    /// if no client waits.
     fn press(&self, now: Instant) -> bool {
         let mut state = self.state.lock();
         // Permits may have been released since.
@@ -162,7 +162,7 @@ impl Staging {
             state.attended = false;
             return false;
         }
-        // Clients that are not read because they wait themselves cannot complete anything.
+        // Clients that wait themselves are not read, so they cannot complete their messages.
         let mut stale: Vec<(Instant, &StagingClient)> = state
             .clients
             .values()
@@ -171,7 +171,7 @@ impl Staging {
             .filter(|(since, _)| now.saturating_duration_since(*since) >= self.patience)
             .collect();
         stale.sort_unstable_by_key(|(since, _)| *since);
-        // Each of them is asked for the first waiters that its bytes, or its stream, are enough for.
+        // Each stale client is matched with the first waiters whose needs its bytes, or its stream, satisfy.
         let mut needs = state.queue.values().map(|(_, need)| *need).peekable();
         let (mut gained, mut giving_way) = (0, Vec::new());
         for (_, client) in stale {
@@ -204,18 +204,18 @@ impl Staging {
 }
 
 impl StagingState {
-    /// Grants available room and streams to the wait queue, in order.
+    /// Grants available space and streams to the wait queue, in order.
     fn serve(&mut self, staging: &Staging) {
         while let Some(first) = self.queue.first_entry() {
             let (link, need) = *first.get();
-            // If only waiting clients hold any room, they would wait for each other forever: one continues,
-            // whatever its size, and the next one follows when it is done or gives way.
+            // If all space is held by waiting clients, they would deadlock. So the first continues whatever it needs,
+            // and the next follows when it is done or gives way.
             let is_stuck = self.bytes == self.bytes_queued && self.streams == 0;
             let grant = if is_stuck || self.bytes + need <= staging.most {
                 Grant::Capacity
             } else if self.streams < staging.streams_max && self.streams < staging.permits.available_permits()
             {
-                // The connections of all clients that already stream may still have to be opened.
+                // The connections of clients that already stream may still have to be opened, and need permits as well.
                 Grant::Stream
             } else {
                 break;
@@ -248,7 +248,7 @@ impl StagingState {
         })
     }
 
-    /// Sets what a client holds. It does not wait any more, and what it was granted meanwhile is replaced.
+    /// Sets what a client holds, which replaces a grant. The client does not wait any more.
     fn hold(&mut self, link: &Arc<ClientLink>, counted: usize, streams: bool) {
         let client = self.client(link);
         let wait = std::mem::take(&mut client.wait);
@@ -264,7 +264,7 @@ impl StagingState {
     }
 }
 
-/// One client's handle to the room.
+/// One client's handle to the buffer space.
 #[derive(Debug)]
 pub(crate) struct BudgetShare {
     staging: Arc<Staging>,
@@ -281,7 +281,7 @@ pub(crate) struct BudgetShare {
     came: usize,
     /// When it was warned that it will give way; reset by progress.
     warned: Option<Instant>,
-    /// Time before which lack of progress is not held against it.
+    /// The client is not overdue for lack of progress before this time.
     excused: Option<Instant>,
 }
 
@@ -300,8 +300,8 @@ impl BudgetShare {
         }
     }
 
-    /// Reports the bytes that the client holds at the end of a batch. Returns false if there is no room: then
-    /// it has to wait.
+    /// Reports the bytes that the client holds at the end of a batch. Returns false if there is no space for them and
+    /// the client has to wait.
     #[inline]
     pub(crate) fn settle(&mut self, staged: usize, link: &Arc<ClientLink>, now: Instant) -> bool {
         if staged != self.staged {
@@ -317,7 +317,7 @@ impl BudgetShare {
     fn reconcile(&mut self, wanted: usize, link: &Arc<ClientLink>, now: Instant) -> bool {
         let had_capacity = self.holds();
         if wanted > self.counted {
-            // More room, unless it is already waited for.
+            // It needs more space, unless it already waits for it.
             if self.waits {
                 return true;
             }
@@ -330,7 +330,7 @@ impl BudgetShare {
                 state.client(link).since = Some(now);
             }
         } else {
-            // Less room, or no longer the room that it waited for.
+            // It needs less space, or no longer the space that it waited for.
             let mut state = self.staging.state.lock();
             state.hold(link, wanted, self.streams);
             state.serve(&self.staging);
@@ -343,12 +343,12 @@ impl BudgetShare {
         true
     }
 
-    /// Whether the client holds room or a stream.
+    /// Whether the client holds space or a stream.
     fn holds(&self) -> bool {
         self.counted > 0 || self.streams
     }
 
-    /// Forgets progress and warnings: they refer to what the client has held so far.
+    /// Resets progress and warnings, which refer to what the client has held so far.
     fn reset_progress(&mut self) {
         self.came = 0;
         self.warned = None;
@@ -394,7 +394,7 @@ impl BudgetShare {
         (self.counted, self.streams) = (client.counted, client.streams);
         drop(state);
         self.waits = false;
-        // It was not read meanwhile.
+        // The client was not read meanwhile.
         self.excused = Some(now);
         self.reset_progress();
         Some(grant)
@@ -428,9 +428,9 @@ impl BudgetShare {
         self.came += bytes;
     }
 
-    /// Called when the client is asked to give way. Returns for how long its messages have been incomplete, if
-    /// that is longer than the patience and somebody waits. `began` is when the oldest incomplete message began that
-    /// holds room or is streamed, and `is_read` whether the client is read.
+    /// Called when the client is asked to give way. Returns for how long its messages have been incomplete, if that is
+    /// longer than the patience and another client waits. `began` is the start of the oldest incomplete message that
+    /// holds space or is streamed, and `is_read` whether the client is read.
     pub(crate) fn overdue(
         &mut self,
         began: Option<Instant>,
@@ -445,10 +445,10 @@ impl BudgetShare {
         let patience = self.staging.patience;
         let is_enough =
             std::mem::take(&mut self.came) >= if self.streams { STREAM_PROGRESS } else { STAGED_PROGRESS };
-        // The bytes that arrive may belong to other messages than the one that holds the room.
+        // The bytes that arrive may belong to other messages than the one that holds the space.
         let is_old = |began| now.saturating_duration_since(began) > patience * MAX_EXCUSES;
         let progresses = is_enough && (self.streams || !began.is_some_and(is_old));
-        // It can complete nothing while it is not read.
+        // It cannot complete a message while it is not read.
         let since = if began.is_none() || !is_read || progresses {
             (self.excused, self.warned) = (Some(now), None);
             now
@@ -491,20 +491,20 @@ fn address(link: &Arc<ClientLink>) -> usize {
     Arc::as_ptr(link) as usize
 }
 
-/// Bytes of incomplete messages that a client may hold however much others do: messages of usual sizes are
-/// never held up, however they are split. A body in one frame waits in the read buffer until it is complete.
+/// Bytes of incomplete messages that each client may always hold, so that messages of usual sizes are never delayed,
+/// however they are split into reads. A body in one frame waits in the read buffer until it is complete.
 pub(crate) const ALWAYS: usize = 16 * 1024;
 /// Bytes that must arrive on a stream within the patience, so that a message of
 /// [`crate::session::STAGING_LIMIT`] does not occupy it for more than 16 times as long; hardly any network
 /// link is slower.
 pub(crate) const STREAM_PROGRESS: usize = 64 * 1024;
-/// The same where room is held, which is scarcer for waiters: at this rate four times the patience suffices.
-/// A client whose rate is limited is not to blame for it.
+/// The same for a message that is buffered, because waiters depend more on that space: at this rate four times the
+/// patience suffices. A client that reaches it does not have to give way, even if its rate is limited.
 pub(crate) const STAGED_PROGRESS: usize = 256 * 1024;
-/// How many times the patience progress may excuse an incomplete message: by then the largest one would be
-/// complete.
+/// Progress no longer counts for a message that has been incomplete for this many times the patience: at the required
+/// rate the largest message would be complete.
 const MAX_EXCUSES: u32 = 5;
-/// A client gives way only if it was warned the patience divided by this ago, and could be read both then and now.
+/// A client gives way only if it was warned at least the patience divided by this earlier, and was read both then and now.
 const WARNINGS_PER_TIMEOUT: u32 = 8;
 /// How often the wait queue is attended to within the patience.
 const CHECKS_PER_TIMEOUT: u32 = 4;

@@ -1,11 +1,11 @@
-//! Client declarations that a restart of their broker undoes, to be repeated before anything else continues (P7).
+//! Client declarations that do not survive a restart of the broker. They are repeated before clients continue (P7).
 //!
-//! Exchanges and queues that are transient or auto-delete are remembered, and bindings unless both their ends
-//! are durable, while one of the clients that declared them is connected: exactly the set that a client
-//! library's recovery would declare again on a connection of its own. A declaration made by many clients is
-//! stored once. An entity that any client deletes or unbinds, or has the broker delete by cancelling the last
-//! consumer, is forgotten for all of them; if the method has no reply, only when the broker has answered
-//! something behind it, because it may have been refused.
+//! Exchanges and queues that are transient or auto-delete are remembered, and bindings unless both their ends are
+//! durable, while one of the clients that declared them is connected: exactly the set that a client library's recovery
+//! would declare again on a connection of its own. A declaration made by many clients is stored once. An entity that
+//! any client deletes or unbinds, or that the broker deletes with its last consumer, is forgotten for all of them. If
+//! the method has no reply, it may be refused, so the entity is forgotten only when the broker has answered a later
+//! method.
 //!
 //! A virtual host is *torn* when its topology may be gone: when no broker answered, when the last connection to it
 //! ended, or for one client when a connection that it used was lost. Then none of its channels is placed until
@@ -36,9 +36,9 @@ use crate::link::ClientLink;
 #[derive(Debug, Default)]
 pub(crate) struct Topologies {
     state: Mutex<TopologyState, { Rank::Leaf as u8 }>,
-    /// Whether any virtual host is torn, so that placing a channel takes no lock while none is.
+    /// Whether any virtual host is torn. While none is, placing a channel takes no lock.
     torn: AtomicBool,
-    /// Whether anything is remembered, for the same reason.
+    /// Whether anything is remembered. While nothing is, methods take no lock.
     any: AtomicBool,
     /// Bytes remembered for all clients.
     bytes: AtomicUsize,
@@ -51,7 +51,7 @@ pub(crate) struct Topologies {
 #[derive(Debug, Default)]
 struct TopologyState {
     vhosts: HashMap<Box<str>, Vhost>,
-    /// Bindings in virtual hosts that are not among these, and that are not remembered. At most [`VHOSTS_MAX`].
+    /// Bindings that are not remembered, of virtual hosts without an entry in `vhosts`. At most [`VHOSTS_MAX`].
     others: HashMap<Box<str>, UntrackedBindings>,
     /// Number of torn virtual hosts.
     torn: usize,
@@ -66,11 +66,11 @@ pub(crate) struct Step {
     pub(crate) credentials: Arc<Credentials>,
     /// All clients that declared it, by the numbers of their declarers.
     owners: Vec<u64>,
-    /// Description for the log, and for the client if it fails.
+    /// Description for the log, and for the close of the client if the step fails.
     pub(crate) what: String,
 }
 
-/// Everything to be declared again in a virtual host, in order.
+/// All declarations to be repeated in a virtual host, in order.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
     /// Exchanges, queues, bindings.
@@ -147,14 +147,14 @@ impl Topologies {
         self.torn.store(state.torn > 0, Ordering::Release);
     }
 
-    /// The last connection to a virtual host has ended: later changes go unnoticed.
+    /// The last connection to a virtual host has ended, so later changes of its topology would go unnoticed.
     pub(crate) fn lost(&self, virtual_host: &str) {
         self.losses.fetch_add(1, Ordering::AcqRel);
         self.with(virtual_host, Vhost::lost_all);
     }
 
-    /// How often a topology was lost, known or not: what a client has declared in another process is in question if there is
-    /// another loss before it is here.
+    /// How often a topology was lost, counted even if nothing was remembered. The declarations of a client that arrives from
+    /// another process have to be repeated if a loss occurs before it has arrived.
     pub(crate) fn losses(&self) -> u64 {
         self.losses.load(Ordering::Acquire)
     }
@@ -164,8 +164,8 @@ impl Topologies {
         self.with(virtual_host, |vhost| vhost.lost_client(client));
     }
 
-    /// Starts restoring a virtual host. Meanwhile only new losses tear it again, and its clients still wait.
-    /// Returns `None` when there is nothing to do. One restoration at a time per virtual host.
+    /// Starts restoring a virtual host. Its clients wait until the restoration is done; losses in the meantime tear it
+    /// again. Returns `None` when there is nothing to do. One restoration at a time per virtual host.
     pub(crate) fn restore<'t>(&'t self, virtual_host: &'t str) -> Option<(Plan, Restoring<'t>)> {
         let plan = self.with(virtual_host, Vhost::begin_restoring).flatten()?;
         Some((plan, Restoring { topologies: self, virtual_host, done: false }))
@@ -176,8 +176,8 @@ impl Topologies {
         self.state.lock().vhosts.get(virtual_host).map(Vhost::turn)
     }
 
-    /// A broker has refused a step to these credentials. Forgets the owners that use them; returns those, and
-    /// the step with another owner's credentials, if there is one.
+    /// A broker has refused a step to these credentials. Forgets the owners that use them; returns these owners, and
+    /// the step with the credentials of another owner if there is one.
     pub(crate) fn pass_on(
         &self,
         virtual_host: &str,
@@ -206,7 +206,7 @@ impl Topologies {
         self.next.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Changes the state of a virtual host, if it has any.
+    /// Changes the state of a virtual host, if there is any.
     fn with<T>(&self, virtual_host: &str, change: impl FnOnce(&mut Vhost) -> T) -> Option<T> {
         if !self.any.load(Ordering::Acquire) {
             return None;
@@ -241,7 +241,7 @@ impl Topologies {
 }
 
 impl TopologyState {
-    /// The bindings that are not remembered in a virtual host of which nothing else is known.
+    /// The bindings that are not remembered, of a virtual host without other state.
     fn untracked_bindings(&mut self, virtual_host: &str) -> &mut UntrackedBindings {
         if self.others.len() >= VHOSTS_MAX && !self.others.contains_key(virtual_host) {
             self.others.clear();
@@ -275,8 +275,8 @@ impl Drop for Restoring<'_> {
 /// for it, and it receives 320 when something is lost: an application with a transient topology declares tens
 /// of entities, or some thousands of bindings.
 pub(crate) const CLIENT_BYTES_MAX: usize = 1024 * 1024;
-/// Bytes remembered for all clients together: a sixteenth of a gigabyte, room for hundreds of thousands of
-/// usual declarations. A client that declares beyond that is treated like one beyond [`CLIENT_BYTES_MAX`].
+/// Bytes remembered for all clients together: 64 MiB, enough for hundreds of thousands of usual declarations. A client
+/// that declares beyond that is treated like one beyond [`CLIENT_BYTES_MAX`].
 pub(crate) const TOTAL_BYTES_MAX: usize = 64 * 1024 * 1024;
 
 #[cfg(test)]

@@ -67,8 +67,7 @@ pub(crate) struct Upstream {
     pub(crate) outbox: Arc<Outbox>,
     /// Total bytes that clients have handed over.
     sent: AtomicU64,
-    /// Whether messages were sent that no request follows yet. Set by sessions, cleared when they are asked
-    /// for proofs.
+    /// Whether messages were sent after which no request was sent yet. Set by sessions, cleared when they are asked for proofs.
     unproven: AtomicBool,
     /// End position of the sampled batch, and when it was handed over.
     sample: Mutex<Option<(u64, Instant)>, { Rank::Leaf as u8 }>,
@@ -86,7 +85,7 @@ pub(crate) struct Upstream {
     /// A channel that was opened longer ago is not leased to another client.
     channel_age_max: Duration,
     pub(crate) opened_at: Instant,
-    /// Notifies waiters for a channel when one rests, and when the broker has opened one.
+    /// Notifies waiters when a channel rests, and when the broker has opened one.
     news: Notify,
     state: Mutex<UpstreamState, { Rank::Upstream as u8 }>,
 }
@@ -115,26 +114,27 @@ struct UpstreamState {
     owner: Option<Arc<ClientLink>>,
     /// The owner has finished: when no channel is left, the connection is clean.
     returning: bool,
-    /// Sessions that wait for a channel number. On a shared connection one is being closed for each of them.
+    /// Sessions that wait for a channel number. On a shared connection a channel is being closed for each of them.
     starving: Vec<Arc<ClientLink>>,
     /// When the connection last became free of channels in use and of an owner.
     idle_since: Option<Instant>,
-    /// Whether it was opened for a client that is still to use it. Set at the start, cleared by the first lease of anybody.
+    /// Whether it was opened for a client that has not used it yet. Set when it is opened, cleared by the first lease of
+    /// any client.
     awaits_first_use: bool,
     /// Notified when the connection becomes unused.
     unused: Arc<UnusedNotifier>,
     /// The broker's reason for `connection.blocked`.
     blocked: Option<Box<str>>,
     stall: StallState,
-    /// When the connection was opened, or an alarm or a stall ended last: the broker has had no reason not to answer since.
+    /// When the connection was opened, or when the last alarm or stall ended. Confirms are overdue only relative to this time.
     answers_since: Instant,
     /// Sessions that placed, or may place, channels here.
     attached: Vec<Attached>,
-    /// Sessions that found no room in `outbox`, with the position up to which data has to be written first.
+    /// Sessions that found `outbox` full, with the position up to which data has to be written first.
     waiting: Vec<(Arc<ClientLink>, u64)>,
 }
 
-/// Where a connection is in its life.
+/// The life cycle of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Open,
@@ -160,8 +160,8 @@ impl Upstream {
         self.state.lock().verified_at = Some(transport::now());
     }
 
-    /// The broker has just accepted the connection's credentials, but did not say whether for its virtual host. Returns
-    /// whether they still count for that.
+    /// The broker has just accepted the connection's credentials in a login, without opening its virtual host. Returns
+    /// whether they were verified for the virtual host before.
     pub(crate) fn renew_verified(&self) -> bool {
         let mut state = self.state.lock();
         let is_known = state.phase == Phase::Open && state.verified_at.is_some();
@@ -255,8 +255,8 @@ impl Upstream {
 
     /// Takes bytes from a client; returns their end position among all that clients have sent.
     pub(crate) fn hand_over(&self, bytes: Vec<u8>, now: Instant) -> u64 {
-        // Counted first, so that a concurrent reader sees too much written rather than too little, and the
-        // client is notified early rather than never.
+        // Counted first, so that a concurrent reader computes too many written bytes rather than too few, and a client
+        // is notified too early rather than never.
         let end = self.sent.fetch_add(bytes.len() as u64, Ordering::Relaxed) + bytes.len() as u64;
         if let Some(mut sample) = self.sample.try_lock() {
             sample.get_or_insert_with(|| (end, now));
@@ -292,7 +292,7 @@ impl Upstream {
         }
         let due = match share.map(|share| share.due(self.id)) {
             Some(due) if due > self.line().written => due,
-            // The outbox is too full for any client; it reports room once it was asked.
+            // The outbox is too full for any client. Having been polled, it will notify when it is not.
             _ => {
                 self.outbox.has_capacity();
                 u64::MAX
@@ -304,7 +304,7 @@ impl Upstream {
             None => state.waiting.push((link.clone(), due)),
         }
         drop(state);
-        // Room may have become free before the client was on the list, without a notification.
+        // Space may have become free before the client was on the list, without a notification.
         has_capacity()
     }
 
@@ -368,9 +368,9 @@ impl Upstream {
         );
     }
 
-    /// Ends the connection and notifies all its sessions. Returns departed clients' unsettled frames, and
-    /// whether the connection belonged to one client. With `refuses_new` new channels that the broker has not opened are
-    /// refused by the fault. If it is `stalled`, some of its clients are suspected of that.
+    /// Ends the connection and notifies all its sessions. Returns departed clients' unsettled frames, and whether the
+    /// connection belonged to one client. With `refuses_new`, the fault refuses new channels that the broker has not
+    /// opened. If `stalled`, the clients that may have caused it are marked as suspects.
     fn end(&self, fault: &Fault, refuses_new: bool, stalled: bool) -> (Vec<DepartedLedger>, bool) {
         let mut state = self.state.lock();
         let suspects = if stalled { state.suspects() } else { Vec::new() };
@@ -427,7 +427,7 @@ impl Upstream {
             let is_suspect = suspected.iter().any(|other| Arc::ptr_eq(other, &link));
             link.notify(Event::Lost { upstream: self.id, fault: fault.clone(), is_suspect });
         }
-        // They may wait for one channel less here, and use other connections.
+        // Sessions that waited for a channel number here try other connections.
         starving.iter().for_each(|link| link.notify(Event::ChannelFree));
         (left, was_own)
     }
@@ -445,8 +445,8 @@ impl UpstreamState {
     }
 }
 
-/// How long a connection is left to the client for which it was opened, while others wait for a connection: some round trips
-/// with the client. If it were closed at once, the client would soon wait for another one itself.
+/// How long a connection is reserved for the client for which it was opened while others wait for a connection: some round
+/// trips with the client. If it were closed at once, that client would soon wait for another one.
 pub(crate) const FIRST_USE_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// The combined load of a set of connections.

@@ -1,10 +1,10 @@
 //! The total backlog of all clients, and how much of it one client may cause.
 //!
-//! Each client may use a share of the remaining room, and a small amount in any case, like queues in the
-//! memory of a switch (Choudhury and Hahne, "Dynamic queue length thresholds for multipriority traffic",
-//! 1997). The more clients do not read, the less may wait for each of them; a client that reads always finds
-//! room, so that no victim has to be chosen and closed. Further messages wait at the broker: a client's own
-//! connection is not read meanwhile, and consumers on a shared one move to one of their own.
+//! Each client may use a share of the remaining space, and a small amount in any case, like queues in the shared memory
+//! of a switch (Choudhury and Hahne, "Dynamic queue length thresholds for multipriority traffic", 1997). The more
+//! clients do not read, the less may wait for each of them. A client that reads always gets space, so no client has to
+//! be closed to free some. Further messages wait at the broker: a client's own connection is not read meanwhile, and
+//! consumers on a shared one move to one of their own.
 //!
 //! # Example
 //! The total is 256 MiB. If A alone does not read, up to 28.4 MiB wait for it: an eighth of the other 227.6 MiB. If a
@@ -18,19 +18,19 @@ use transport::Tally;
 
 use crate::metrics::add;
 
-/// The room for the backlog of clients.
+/// The shared limit on the backlog of all clients.
 #[derive(Debug, Default)]
 pub(crate) struct Waiting {
     /// Bytes that wait.
     tally: Arc<Tally>,
     /// Maximum bytes that should wait.
     most: usize,
-    /// How often a channel's consumers found no room although they were within their own budget.
+    /// How often a channel's consumers exceeded their share of the total although they were within their own budget.
     over_total_limit: AtomicU64,
 }
 
 impl Waiting {
-    /// Creates room for `most` bytes.
+    /// Creates a limit of `most` bytes.
     pub(crate) fn new(most: usize) -> Self {
         Self { most, ..Self::default() }
     }
@@ -51,7 +51,7 @@ impl Waiting {
         self.tally.bytes()
     }
 
-    /// Counts a channel whose consumers found no room.
+    /// Counts a channel whose consumers exceeded their share of the total.
     pub(crate) fn count_over_total_limit(&self) {
         add(&self.over_total_limit, 1);
     }
@@ -62,8 +62,8 @@ impl Waiting {
     }
 }
 
-/// One client may use one part in this many of the remaining room: a few that do not read leave most of it to
-/// others, and no number of them uses up the rest.
+/// One client may use one part in this many of the remaining space. A few clients that do not read leave most of it to
+/// others, and no number of them exhausts it.
 pub(crate) const SHARE: usize = 8;
 /// Bytes that may wait for a client however many do not read: some small messages or replies. The total for
 /// all clients is bounded by [`Waiting::most`] plus this for each of them.

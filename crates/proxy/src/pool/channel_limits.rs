@@ -1,14 +1,14 @@
-//! Limits on the channels of a user (`max-channels`), as far as brokers have told them (P2).
+//! Limits on the channels of a user (`max-channels`), learned from the brokers' refusals (P2).
 //!
-//! RabbitMQ counts the channels of a user on all connections, and closes the whole connection on which one too many is
-//! opened, with 530 NOT_ALLOWED. The channels that were open there continue on another connection, those that were being
-//! opened are refused, and for a while the pool itself opens no more than the broker had let it.
+//! RabbitMQ counts the channels of a user on all connections. When one more than the limit is opened, it closes that
+//! whole connection with 530 NOT_ALLOWED. The channels that were open on it continue on another connection, those that
+//! were being opened are refused, and for [`LIMIT_TTL`] the pool opens no more channels than the broker had accepted.
 //!
 //! # Example
 //! User `u` may have 6 channels. Five clients use one each, on a shared connection where another channel rests in confirm
-//! mode. A sixth client needs one to consume, and the broker closes the connection. As one channel only rested, all six
-//! clients get one on the next connection. A seventh client is refused by the pool, with the broker's text. When it
-//! returns while a channel rests, that one is closed first.
+//! mode. A sixth client needs one to consume, and the broker closes the connection. Because one of the six channels only
+//! rested, all six clients get a channel on the next connection. A seventh client is refused by the pool, with the
+//! broker's text. If it tries again while a channel rests, that channel is closed first.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,11 +20,11 @@ use sync::{Mutex, Rank};
 use super::Pool;
 use crate::upstream::{ChannelCounts, Lease, Placed, Role, Upstream};
 
-/// The limits that brokers have told, by user.
+/// The limits learned from brokers, by user.
 #[derive(Debug, Default)]
 pub(super) struct ChannelLimits {
     of_users: Mutex<HashMap<String, ChannelLimit>, { Rank::Leaf as u8 }>,
-    /// Whether there may be any.
+    /// Whether `of_users` may have entries; checked without the lock.
     any: AtomicBool,
 }
 
@@ -32,12 +32,13 @@ pub(super) struct ChannelLimits {
 struct ChannelLimit {
     /// The broker's refusal.
     fault: Fault,
-    /// Number of channels that the broker has let the user have.
+    /// Number of channels that the broker has accepted for the user.
     most: usize,
     ends_at: Instant,
-    /// Number of channels that were lost with the connection, and that their clients are about to open again.
+    /// Number of channels that were lost with the connection and are expected to be opened again.
     to_resume: usize,
-    /// Later ones are not waited for: their clients may be gone, or need none until they send something.
+    /// Until when numbers are reserved for `to_resume`. Clients that have not reopened by then may be gone, or need no
+    /// channel until they send something.
     resumed_by: Instant,
 }
 
@@ -51,11 +52,11 @@ pub(crate) fn channel_limit(fault: &Fault, user: &str) -> Option<usize> {
 }
 
 impl Pool {
-    /// Leases a channel, within the limit of its user if that is known. [`Placed::Limited`] is returned while channels that
-    /// were lost are expected back, or confirms of one that was given back: then it is to be tried again shortly.
+    /// Leases a channel, within the limit of its user if that is known. Returns [`Placed::Limited`] while lost channels are
+    /// expected to be reopened, or a channel that was given back waits for confirms; the caller should try again shortly.
     ///
     /// # Errors
-    /// The broker's refusal of one channel too many.
+    /// The broker's refusal, if the user has as many channels in use as the limit allows.
     pub(crate) fn lease(
         &self,
         upstream: &Upstream,
@@ -68,7 +69,7 @@ impl Pool {
         }
         let user = upstream.credentials().username.clone();
         let (link, again, now) = (lease.link.clone(), lease.again, lease.opened_at);
-        // Locked until the channel is leased, so that no other client counts the same.
+        // Locked until the channel is leased, so that concurrent leases do not exceed the limit together.
         let connections = self.connections.lock();
         let Some(limit) = self.channel_limits.of(&user, now) else {
             return Ok(upstream.lease(lease, confirm, role, true));
@@ -78,7 +79,7 @@ impl Pool {
         let reserved = if again || now >= limit.resumed_by { 0 } else { limit.to_resume };
         match upstream.lease(lease, confirm, role, used + reserved < limit.most) {
             Placed::Limited => {
-                // One of them may only have confirms to wait for, and another one a channel to close.
+                // Closing a resting channel on any connection is preferred to waiting for confirms.
                 let is_closing = of_user.iter().any(|other| other.close_one_for(&link, now));
                 let is_settling = || of_user.iter().any(|other| other.wait_for_settling(&link));
                 match is_closing {
@@ -97,7 +98,7 @@ impl Pool {
     }
 
     /// Learns a user's limit from the fault with which a broker has closed a connection. Returns whether the channels that
-    /// were being opened there are to be refused: all that the user may have are in use.
+    /// were being opened on it are to be refused, because all channels that the user may have are in use.
     pub(crate) fn learn_channel_limit(&self, upstream: &Upstream, fault: &Fault, now: Instant) -> bool {
         let user = &upstream.credentials().username;
         let Some(told) = channel_limit(fault, user) else { return false };
@@ -127,7 +128,7 @@ impl ChannelLimits {
         }
     }
 
-    /// Sets a user's limit. `all` are the channels of all connections, `lost` those of the one that ends.
+    /// Sets a user's limit. `all` counts the channels of all connections, `lost` those of the connection that ends.
     fn learn(
         &self,
         user: &str,
@@ -139,8 +140,8 @@ impl ChannelLimits {
         let mut of_users = self.of_users.lock();
         of_users.retain(|_, limit| now < limit.ends_at);
         let before = of_users.remove(user);
-        // Clients of other pools may have the rest. While channels are opened again, the broker may still count those that
-        // were lost.
+        // Clients of other pools may use part of the limit, so the number that was open here is taken. While lost channels
+        // are being reopened, the broker may still count the lost ones, so the earlier number stays.
         let most = match &before {
             Some(limit) if all.reopening > 0 => limit.most.min(told),
             _ if all.reopening > 0 => told,
@@ -162,12 +163,12 @@ impl ChannelLimits {
     }
 }
 
-/// How long a limit is kept to without asking. A user that is given more waits no longer for it, and one that keeps asking
-/// for more than it may have costs the others a connection no more often.
+/// How long a learned limit is enforced before the broker is tried again. A raised limit takes effect within this time,
+/// and a user that keeps exceeding its limit causes the loss of a connection at most this often.
 const LIMIT_TTL: Duration = Duration::from_secs(30);
-/// How long channels that were lost are expected to be opened again: a handshake with a busy broker takes less.
+/// How long numbers stay reserved for lost channels: longer than a handshake with a busy broker takes.
 const RESUME_TIMEOUT: Duration = Duration::from_secs(3);
-/// Users whose limits are remembered; few have too many channels at the same time.
+/// Users whose limits are remembered; few reach their limit at the same time.
 const MAX_USERS: usize = 1024;
 
 #[cfg(test)]
@@ -193,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_limit_of_the_user_is_one() {
+    fn only_the_users_own_channel_limit_is_recognised() {
         assert_eq!(channel_limit(&over(6), "u"), Some(6));
         let text = "number of channels opened for user 'u' has reached the maximum allowed user limit of 6";
         assert_eq!(channel_limit(&Fault::new(ReplyCode::NotAllowed, text), "u"), Some(6));
@@ -207,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn new_channels_are_refused_if_those_in_use_are_as_many_as_the_broker_allows() {
+    fn new_channels_are_refused_if_all_that_the_broker_allows_are_in_use() {
         let (limits, now) = (ChannelLimits::default(), Instant::now());
         // One of six rests.
         assert!(!limits.learn("u", 6, &over(6), (counts(6, 5, 0), counts(6, 5, 0)), now));
@@ -223,14 +224,14 @@ mod tests {
         let (limits, now) = (ChannelLimits::default(), Instant::now());
         assert!(limits.learn("u", 6, &over(6), (counts(4, 4, 0), counts(4, 4, 0)), now));
         assert_eq!(limits.of("u", now).map(|limit| limit.most), Some(4));
-        // The broker has still counted those that were lost.
+        // The broker has still counted the lost channels.
         assert!(limits.learn("u", 6, &over(6), (counts(1, 1, 3), counts(1, 1, 3)), now));
         assert_eq!(limits.of("u", now).map(|limit| limit.most), Some(4));
     }
 
-    /// One connection has a channel that waits for a confirm, the other one a channel that rests.
+    /// One connection has a channel that waits for a confirm, the other one has a resting channel.
     #[test]
-    fn a_client_at_the_limit_gets_the_number_of_a_channel_that_rests_elsewhere() {
+    fn at_the_limit_a_channel_resting_on_another_connection_is_closed() {
         let pool = Pool::new(PoolConfig::new(Vec::new()));
         let (credentials, now) = (std::sync::Arc::new(Credentials::plain("u", "p")), Instant::now());
         let mut settling = Peer::new(&pool, &credentials, None, Role::Publishing, now);
@@ -259,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn the_users_that_are_remembered_are_bounded() {
+    fn the_number_of_remembered_users_is_bounded() {
         let (limits, now) = (ChannelLimits::default(), Instant::now());
         for n in 0..=MAX_USERS {
             limits.learn(&n.to_string(), 1, &over(1), (counts(1, 1, 0), counts(1, 1, 0)), now);

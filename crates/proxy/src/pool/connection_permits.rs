@@ -1,14 +1,14 @@
-//! Permits for upstream connections, and waiting for one when all are taken.
+//! Permits for upstream connections, and the wait queue when all are taken.
 //!
 //! Waiters get released permits in turn. Meanwhile unused connections are closed to make room for others, the
 //! longest idle first, whatever their credentials and virtual host. Of the clients whose credentials no
 //! broker has accepted yet only a few may wait, see [`crate::auth_gate`].
 //!
 //! # Example
-//! All 4,096 permits are taken; one connection is unused. A, B and C each need a connection of their own. A's wait
-//! has the unused connection closed, and A gets its permit. B and C wait, in this order, and without a handshake
-//! permit. When another client's own connection with C's credentials and virtual host becomes unused, C takes it
-//! over, before B. The next connection that ends leaves its permit to B; after 3 s without one B is refused with 506.
+//! All 4,096 permits are taken; one connection is unused. A, B and C each need a connection of their own. The unused
+//! connection is closed for A, which gets its permit. B and C wait, in this order, and without a handshake permit. When
+//! another client's own connection with C's credentials and virtual host becomes unused, C takes it over, before B. The
+//! next connection that ends leaves its permit to B; after 3 s without one B is refused with 506.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ use crate::upstream::FIRST_USE_TIMEOUT;
 pub(super) struct ConnectionPermit(OwnedSemaphorePermit);
 
 impl ConnectionPermit {
-    /// The connection exists now; [`Pool::remove`] will return the permit.
+    /// Called when the connection exists: [`Pool::remove`] will return the permit.
     pub(super) fn keep(self) {
         self.0.forget();
     }
@@ -39,7 +39,7 @@ impl ConnectionPermit {
 /// Notifies waiters that a connection may have become unused.
 #[derive(Debug, Default)]
 pub(crate) struct UnusedNotifier {
-    /// Whether it is worth looking for an unused connection.
+    /// Whether there may be an unused connection.
     some: AtomicBool,
     changed: Notify,
 }
@@ -51,7 +51,7 @@ impl UnusedNotifier {
         self.changed.notify_one();
     }
 
-    /// Reports a new connection. Many may wait for the same one, so all of them look.
+    /// Reports a new connection. Wakes all waiters, because many may wait for the same connection.
     pub(super) fn notify_all(&self) {
         self.some.store(true, Ordering::Release);
         self.changed.notify_waiters();
@@ -68,12 +68,12 @@ pub(super) enum PermitOutcome<'p, T> {
 
 impl Pool {
     /// Waits until `end` for permission to begin a handshake, and for a connection permit, unless there is an
-    /// alternative `instead`. `accepted` is true for a session's credentials: a broker has accepted them,
-    /// though others of the same user may have been accepted since.
+    /// alternative `instead`. `accepted` is true for a session's credentials: a broker has accepted them, even if the
+    /// auth gate has accepted other credentials of the same user since.
     ///
     /// # Errors
-    /// 506 RESOURCE_ERROR when no permit is free, 320 CONNECTION_FORCED when the pool is draining, or other handshakes have not
-    /// ended.
+    /// 506 RESOURCE_ERROR when no connection permit is free, 320 CONNECTION_FORCED when the pool is draining or no handshake
+    /// permit is free.
     pub(super) async fn enter<T>(
         &self,
         credentials: &Credentials,
@@ -93,10 +93,10 @@ impl Pool {
         if let Some(permit) = self.free_permit()? {
             return Ok(PermitOutcome::Begin(handshake, permit));
         }
-        // No handshake waits for a known client that has no connection permit. Clients with unknown
-        // credentials keep their handshake permit, so that only that number of them may queue, and none waits for
-        // it while holding a connection permit.
-        let stranger = (!handshake.is_known).then_some(handshake);
+        // A client with known credentials releases its handshake permit while it waits for a connection permit. Clients
+        // with unknown credentials keep theirs, so that only that number of them may wait for connection permits, and
+        // none of them holds a connection permit while it waits for a handshake permit.
+        let unknown = (!handshake.is_known).then_some(handshake);
         let permit = match self.wait_for_permit(end, &instead).await? {
             Ok(permit) => permit,
             Err(other) => {
@@ -105,7 +105,7 @@ impl Pool {
                 return Ok(PermitOutcome::Instead(other));
             }
         };
-        let handshake = match stranger {
+        let handshake = match unknown {
             Some(handshake) => handshake,
             None => self.auth_gate.enter_known(destination, end).await?,
         };
@@ -115,7 +115,7 @@ impl Pool {
         }
     }
 
-    /// The destination of a handshake with a virtual host, at the node `near` if that answers and is one of several.
+    /// The destination of a handshake with a virtual host: at the node `near` if that is up and one of several.
     pub(super) fn destination(&self, near: Option<SocketAddr>, virtual_host: &str) -> Destination {
         let node = near.filter(|node| self.endpoints.count().0 > 1 && self.endpoints.is_up(*node));
         Destination { node, virtual_host: Some(virtual_host.into()) }
@@ -134,7 +134,7 @@ impl Pool {
         self.permits.available_permits() == 0
     }
 
-    /// A permit, if one is free and nobody waits for it.
+    /// A permit, if one is free and no client waits for it.
     fn free_permit(&self) -> Result<Option<ConnectionPermit>, Refusal> {
         if self.draining.load(Ordering::Acquire) {
             return Err(Refusal::unreachable("shutting down"));
@@ -151,7 +151,7 @@ impl Pool {
         add(&self.counters.connections_awaited, 1);
         let mut permit = std::pin::pin!(self.permits.clone().acquire_owned());
         let (began, mut is_worth_checking) = (Instant::now(), true);
-        // Whether a connection was opened a moment ago, and may be closed if its client does not use it.
+        // Whether an unused connection was opened so recently that its client may still use it. It may be closed later.
         let mut is_any_new = false;
         loop {
             let mut changed = std::pin::pin!(self.unused.changed.notified());
@@ -162,8 +162,8 @@ impl Pool {
             if is_worth_checking {
                 is_any_new = self.close_longest_unused();
             }
-            // Nothing notifies of a channel that comes to rest on a connection in use. The longer a client has
-            // waited the less often it looks, because each look briefly locks the pool's table for all others.
+            // No notification is sent when a channel comes to rest on a connection in use, so the waiter polls. The
+            // longer it has waited, the less often it polls, because each search locks the pool's table.
             let now = Instant::now();
             let pause = (now - began).max(CHECK_INTERVAL);
             let pause = if is_any_new { pause.min(FIRST_USE_TIMEOUT) } else { pause };
@@ -190,7 +190,8 @@ impl Pool {
         }
     }
 
-    /// Closes the longest-idle unused connection, if there is one. Returns true if the only ones were opened a moment ago.
+    /// Closes the longest-idle unused connection, if there is one. Returns true if all unused connections were opened too
+    /// recently to be closed.
     fn close_longest_unused(&self) -> bool {
         if !self.unused.some.swap(false, Ordering::AcqRel) {
             return false;
@@ -225,7 +226,7 @@ pub(super) fn connection_permits(count: usize) -> Arc<tokio::sync::Semaphore> {
     Arc::new(tokio::sync::Semaphore::new(count.min(tokio::sync::Semaphore::MAX_PERMITS)))
 }
 
-/// Minimum interval at which a waiter looks by itself.
+/// Minimum interval at which a waiter polls.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
@@ -239,7 +240,7 @@ mod tests {
     async fn an_alternative_that_appears_without_a_wakeup_is_found_at_the_deadline() {
         let pool = Pool::new(PoolConfig { max_connections: 0, ..PoolConfig::new(Vec::new()) });
         let looks = Cell::new(0);
-        // There is nothing yet when it arrives, nor when it begins to wait.
+        // There is no alternative when the client arrives, nor when it begins to wait.
         let instead = || (looks.replace(looks.get() + 1) == 2).then_some(());
         let end = Instant::now() + CHECK_INTERVAL / 2;
         let entered = pool

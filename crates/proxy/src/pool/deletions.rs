@@ -1,7 +1,8 @@
 //! Virtual hosts that a broker deletes while clients use them.
 //!
-//! A broker closes all connections of a deleted virtual host with 320 CONNECTION_FORCED, just as when it stops.
-//! Clients must survive a stop, and most of them have nothing upstream by which they would notice a deletion.
+//! A broker closes all connections of a deleted virtual host with 320 CONNECTION_FORCED, just as when it stops. Clients
+//! must survive a stop. Most of them have no state upstream, so they would not notice that the virtual host was
+//! deleted.
 
 use std::collections::VecDeque;
 
@@ -33,7 +34,7 @@ impl Pool {
     /// clients in it; a virtual host may be reported once for every upstream connection that was open to it.
     pub async fn deleted_virtual_host(&self) -> DeletedVirtualHost {
         loop {
-            // One waiter: a leftover permit only makes it look once more.
+            // There is one waiter: a leftover permit only causes one extra iteration.
             if let Some(deleted) = self.deletions.queue.lock().pop_front() {
                 return deleted;
             }

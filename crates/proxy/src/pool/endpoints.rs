@@ -31,13 +31,13 @@ pub(crate) struct Endpoint {
 pub(super) struct Endpoints {
     resolver: Arc<dyn Resolver>,
     known: Mutex<Vec<EndpointState>, { Rank::Leaf as u8 }>,
-    /// The names that could not be resolved when that was last tried, and why.
+    /// The names whose last lookup failed, and why.
     unresolved: Mutex<Vec<(UpstreamAddress, String)>, { Rank::Leaf as u8 }>,
     /// When each name was last resolved.
     asked: Mutex<Vec<(UpstreamAddress, Instant)>, { Rank::Leaf as u8 }>,
     /// Set while no name resolves to an address, and the names are retried in the background.
     nameless: AtomicBool,
-    /// Rotates between equals.
+    /// Rotates between equally good addresses.
     turn: AtomicUsize,
     /// Notified when an address answers again.
     healed: Notify,
@@ -48,25 +48,25 @@ struct EndpointState {
     endpoint: Endpoint,
     /// When its name last resolved to it.
     resolved_at: Instant,
-    /// Its name did not resolve to it when that was last asked.
+    /// Whether the last lookup of its name did not return it.
     is_gone: bool,
     connections: usize,
     /// Consecutive failures in short succession.
     failures: u32,
     failed_at: Option<Instant>,
-    /// It did not answer last, or lost its last connection, and is being probed.
+    /// Whether it did not answer, or lost its last connection, and is being probed.
     down: bool,
-    /// Until when it is tried last, as a virtual host was down there.
+    /// Until when it is tried last, because a virtual host was down on it.
     lacks_until: Option<Instant>,
-    /// Whether it is probed because it has lost a connection while others stayed open.
+    /// Whether it is being probed because it lost one connection while others stayed open.
     is_doubted: bool,
-    /// Whether it answered when it was last asked; `None` if it was never asked.
+    /// Whether it answered the last probe or handshake; `None` before the first.
     answered: Option<bool>,
-    /// Whether client declarations may exist there: set when it answers, cleared when they are counted as lost.
+    /// Whether client declarations may exist on it. Set when it answers, cleared when they are counted as lost.
     has_state: bool,
-    /// Number of connections lost there, and of times that it was first found not to answer.
+    /// Number of connections to it that were lost, plus the number of times that it stopped answering.
     losses: u64,
-    /// Why it did not answer last; cleared when it answers.
+    /// Why it did not answer. Cleared when it answers.
     cause: Option<String>,
 }
 
@@ -84,8 +84,8 @@ pub struct AddressState {
     pub cause: Option<String>,
 }
 
-/// When a broker was asked, as [`EndpointState::losses`] was then. A reply may be on its way when the broker dies: it says
-/// nothing about a broker that has lost a connection since.
+/// The value of [`EndpointState::losses`] when a probe began. A reply may be on its way when the broker dies, so it is
+/// ignored if the broker has lost a connection since the probe began.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ProbeGeneration(u64);
 
@@ -112,12 +112,12 @@ impl EndpointState {
         self.is_in_use() || (!self.down && self.answered == Some(true))
     }
 
-    /// Whether a virtual host has lately been down there.
+    /// Whether a virtual host on it has been down lately.
     fn lacks_any(&self, now: Instant) -> bool {
         self.lacks_until.is_some_and(|until| now < until)
     }
 
-    /// Whether declarations there are to be counted as lost: once, when it is silent and no connection is left.
+    /// Whether declarations on it have to be counted as lost now. True once, when it does not answer and no connection is left.
     fn take_lost_state(&mut self) -> bool {
         self.answered == Some(false) && !self.is_in_use() && std::mem::take(&mut self.has_state)
     }
@@ -146,8 +146,8 @@ impl EndpointState {
         }
     }
 
-    /// It does not answer, or has lost a connection. Returns whether that is new: however many callers find out at once, it
-    /// counts as one failure.
+    /// Marks it as not answering, or as having lost a connection. Returns whether it was not marked before: concurrent
+    /// reports count as one failure.
     fn mark_down(&mut self) -> bool {
         let is_new = !self.down;
         if is_new {
@@ -189,8 +189,9 @@ impl Endpoints {
         }
     }
 
-    /// The addresses in the order in which to try them: those that answer, with the fewest connections first, but last those
-    /// where a virtual host is down or that their name no longer resolves to; then the others, with the fewest failures first.
+    /// The addresses in the order in which to try them. First those that answer, by number of connections, except that
+    /// addresses their name no longer resolves to, and those where a virtual host is down, come last among them. Then those
+    /// that do not answer, by number of failures.
     pub(super) async fn in_order(self: &Arc<Self>, configured: &[UpstreamAddress]) -> Vec<Endpoint> {
         for address in configured {
             self.look_up(address).await;
@@ -199,7 +200,7 @@ impl Endpoints {
         let now = transport::now();
         let turn = self.turn.fetch_add(1, Ordering::Relaxed) % known.len().max(1);
         let mut order: Vec<&EndpointState> = known[turn..].iter().chain(&known[..turn]).collect();
-        // Stable, so that equals take turns.
+        // A stable sort, so that equally good addresses take turns.
         order.sort_by_key(|known| {
             let load = if known.down { known.failures as usize } else { known.connections };
             (known.down, known.is_gone, known.lacks_any(now), load)
@@ -207,7 +208,7 @@ impl Endpoints {
         order.into_iter().map(|known| known.endpoint.clone()).collect()
     }
 
-    /// Resolves a name when it is time. Does not wait for long if some addresses are known.
+    /// Resolves a name if its last lookup has expired. Waits only briefly if some addresses are known.
     async fn look_up(self: &Arc<Self>, address: &UpstreamAddress) {
         let has_some = self.known.lock().iter().any(|known| known.endpoint.address == *address);
         if has_some && !self.is_due(address) {
@@ -217,15 +218,15 @@ impl Endpoints {
         let resolving = async move { endpoints.resolve(&address).await };
         let Some(lookup) = background::run(resolving) else { return };
         if has_some {
-            // A later result serves later callers.
+            // The lookup continues in the background for later callers.
             let _ = tokio::time::timeout(LOOKUP_WAIT, lookup).await;
         } else {
-            // It ends by itself; a panic would have been reported.
+            // The lookup has a timeout; a panic would have been reported.
             let _ = lookup.await;
         }
     }
 
-    /// Whether the caller is to resolve a name again: one caller at a time, whether that succeeds or not.
+    /// Whether the caller has to resolve the name again. True for one caller per expiry, whether its lookup succeeds or not.
     fn is_due(&self, address: &UpstreamAddress) -> bool {
         if address.host.parse::<IpAddr>().is_ok() {
             return false;
@@ -244,7 +245,7 @@ impl Endpoints {
         }
     }
 
-    /// Resolves a name. Earlier addresses stay if that fails, or while they have connections.
+    /// Resolves a name. Earlier addresses stay if the lookup fails, or while they have connections.
     async fn resolve(&self, address: &UpstreamAddress) {
         let lookup = self.resolver.resolve(&address.host, address.port);
         match tokio::time::timeout(LOOKUP_TIMEOUT, lookup).await {
@@ -278,8 +279,7 @@ impl Endpoints {
                 return true;
             }
             known.is_gone = !sockets.contains(&known.endpoint.socket);
-            // Names may resolve to a subset of their addresses at a time, so one that is down is not
-            // forgotten at once.
+            // A lookup may return only a subset of a name's addresses, so an address that is down is not forgotten at once.
             let is_missed = known.down && now < known.resolved_at + FORGOTTEN_AFTER;
             !known.is_gone || known.connections > 0 || is_missed
         });
@@ -310,26 +310,27 @@ impl Endpoints {
         }
         drop(known);
         if is_more {
-            // Nothing is known against it: waiters for an upstream may try it.
+            // A new address is presumed up: waiters for an upstream may try it.
             self.healed.notify_waiters();
         }
     }
 
-    /// Whether nothing is known against a node, so that further connections may go there. One whose connections are open may
-    /// have frozen, which they show only later: each new connection would wait for its timeout first.
+    /// Whether a node is up, so that further connections may go to it. False after a failure even while connections to it
+    /// are open: the node may have frozen, which the open connections detect only later, and each new connection would first
+    /// wait for its timeout.
     pub(super) fn is_up(&self, node: SocketAddr) -> bool {
         let now = transport::now();
         let is_up = |known: &EndpointState| !known.is_gone && !known.down && !known.lacks_any(now);
         self.known.lock().iter().any(|known| known.endpoint.socket == node && is_up(known))
     }
 
-    /// A connection is open there.
+    /// Records that a connection to it was opened.
     pub(super) fn opened(&self, endpoint: &Endpoint) {
         self.with(endpoint, |known| known.connections += 1);
         self.answers_if(endpoint, |_| true);
     }
 
-    /// A connection there was closed.
+    /// Records that a connection to it was closed.
     pub(super) fn closed(&self, pool: &Pool, endpoint: &Endpoint) {
         let is_lost = self.with(endpoint, |known| {
             known.connections = known.connections.saturating_sub(1);
@@ -340,8 +341,9 @@ impl Endpoints {
         }
     }
 
-    /// A connection there was lost. Probes it in the background until it answers. While others are open it is only probed: the
-    /// broker may have closed this one alone, as it does when an operator asks for it or a token has expired.
+    /// Records that a connection to it was lost, and probes it in the background. If other connections are open, it is probed
+    /// once and not marked as down: the broker may have closed only this connection, on an operator's request or because a
+    /// token has expired.
     pub(super) fn lost(&self, pool: &Arc<Pool>, endpoint: &Endpoint) {
         let change = |known: &mut EndpointState| {
             known.connections = known.connections.saturating_sub(1);
@@ -350,7 +352,7 @@ impl Endpoints {
                 let is_first = !std::mem::replace(&mut known.is_doubted, true);
                 return (false, false, is_first);
             }
-            // At once, so that nobody takes a broker without connections for one that answers.
+            // Set at once, so that a broker without connections does not count as answering.
             known.cause.get_or_insert_with(|| "an open connection was lost".to_owned());
             (known.mark_down(), known.take_lost_state(), false)
         };
@@ -366,12 +368,13 @@ impl Endpoints {
         }
     }
 
-    /// Called before it is asked whether it answers.
+    /// Called before a probe, for [`Self::has_answered`].
     pub(super) fn asked_at(&self, endpoint: &Endpoint) -> ProbeGeneration {
         ProbeGeneration(self.with(endpoint, |known| known.losses).unwrap_or_default())
     }
 
-    /// It has answered when it was asked. Returns false, and changes nothing, if it has lost a connection since.
+    /// Records that it has answered a probe. Returns false, and changes nothing, if it has lost a connection since the
+    /// probe began.
     pub(super) fn has_answered(&self, endpoint: &Endpoint, asked_at: ProbeGeneration) -> bool {
         self.answers_if(endpoint, |known| known.losses == asked_at.0)
     }
@@ -385,7 +388,7 @@ impl Endpoints {
             }
             (is_so, is_so && std::mem::take(&mut known.down))
         });
-        // One that its name does not resolve to any more is not recorded.
+        // `None` if the address was forgotten meanwhile.
         let (is_so, was_down) = changed.unwrap_or((true, false));
         if was_down {
             tracing::info!(target: STATE, %endpoint, "upstream reachable again");
@@ -396,21 +399,21 @@ impl Endpoints {
         is_so
     }
 
-    /// It has answered, but not let any client in yet: it may still lose those that come.
+    /// Records that it has answered, but leaves it marked as down: it has let no client in yet, and may lose those that log in.
     pub(super) fn heard(&self, endpoint: &Endpoint) {
         self.with(endpoint, EndpointState::set_answered);
     }
 
-    /// Records that it was asked and does not answer. Returns whether that is new.
+    /// Records that it does not answer a probe or handshake. Returns whether it did before.
     pub(super) fn record_no_answer(&self, pool: &Arc<Pool>, endpoint: &Endpoint) -> bool {
         let is_new = self.mark_unanswered(pool, endpoint);
         self.failed(pool, endpoint);
         is_new
     }
 
-    /// Records that it does not answer; returns whether that is new. The broker may have stopped and lost its
-    /// transient topology, unless connections to it are open. Which node of a cluster had which part is
-    /// unknown: everything is declared again, which is harmless where it still exists.
+    /// Records that it does not answer; returns whether it did before. The broker may have stopped and lost its
+    /// transient topology, unless connections to it are open. It is not known which node of a cluster had which part,
+    /// so everything is declared again, which is harmless where it still exists.
     fn mark_unanswered(&self, pool: &Pool, endpoint: &Endpoint) -> bool {
         let change = |known: &mut EndpointState| {
             (known.answered.replace(false) != Some(false), known.take_lost_state())
@@ -446,12 +449,12 @@ impl Endpoints {
         }
     }
 
-    /// Whether connections to one are open.
+    /// Whether connections to any address are open.
     pub(super) fn any_in_use(&self) -> bool {
         self.known.lock().iter().any(EndpointState::is_in_use)
     }
 
-    /// Whether one has open connections, or answered when it was last asked and has not lost one since.
+    /// Whether any address has open connections, or answered its last probe and has not lost a connection since.
     pub(super) fn any_up(&self) -> bool {
         self.known.lock().iter().any(EndpointState::answers)
     }
@@ -463,14 +466,15 @@ impl Endpoints {
         }
     }
 
-    /// Whether to wait for [`Self::healed`] before trying: none is up or in use, and those that come back keep failing.
+    /// Whether to wait for [`Self::healed`] before connecting: every address is down, has no open connections, and has
+    /// failed repeatedly.
     pub(super) fn all_failing(&self) -> bool {
         let known = self.known.lock();
         let keeps_failing = |known: &EndpointState| known.down && known.failures > 1 && !known.is_in_use();
         !known.is_empty() && known.iter().all(keeps_failing)
     }
 
-    /// Waits until it is worth trying again.
+    /// Waits until an address is up; if no name resolves to an address, for [`BACKOFF_MAX`].
     pub(super) async fn healed(&self) {
         let mut healed = std::pin::pin!(self.healed.notified());
         healed.as_mut().enable();
@@ -482,7 +486,7 @@ impl Endpoints {
             known.is_empty()
         };
         if none {
-            // Nothing to probe while no name resolves.
+            // No address is probed, so nothing would notify.
             tokio::time::sleep(BACKOFF_MAX).await;
         } else {
             healed.await;
@@ -495,8 +499,8 @@ impl Endpoints {
         (known.len(), known.iter().filter(|known| known.down).count())
     }
 
-    /// Handles a refusal to open a virtual host. An address where one is down answers, and is tried last for a while: another
-    /// one may serve it.
+    /// Handles a refusal to open a virtual host. If the virtual host is down, the address stays up but is tried last for
+    /// [`LACKS_FOR`], because another address may serve it.
     pub(super) fn blame(&self, pool: &Arc<Pool>, endpoint: &Endpoint, refusal: &Refusal) {
         if refusal.is_of_virtual_host() {
             self.with(endpoint, |known| known.lacks_until = Some(transport::now() + LACKS_FOR));
@@ -506,17 +510,17 @@ impl Endpoints {
         }
     }
 
-    /// Why it did not answer, for operators.
+    /// Sets the reason, shown to operators, why it did not answer.
     pub(super) fn set_failure_cause(&self, endpoint: &Endpoint, error: &Refusal) {
         self.with(endpoint, |known| known.cause = Some(error.cause(endpoint)));
     }
 
-    /// Whether it is neither in use nor probed in the background, so that nobody would notice that it does not answer.
+    /// Whether it has no open connections and is not being probed, so that a failure of it would go unnoticed.
     pub(super) fn is_idle(&self, endpoint: &Endpoint) -> bool {
         self.with(endpoint, |known| !known.down && !known.is_in_use()) == Some(true)
     }
 
-    /// Every address, and every name that stands for none.
+    /// Every address, and every name that does not resolve to one.
     pub(super) fn states(&self) -> Vec<AddressState> {
         let (mut states, known): (Vec<_>, Vec<_>) = {
             let known = self.known.lock();
@@ -542,7 +546,7 @@ impl Endpoints {
     }
 }
 
-/// The target of the lines that report changes of state. Lines that may be repeated have others.
+/// The tracing target of log lines that report a change of state. Log lines that may repeat use another target.
 const STATE: &str = "proxy::state";
 
 /// Logs that a broker that answered, or was not asked before, does not answer.
@@ -550,7 +554,7 @@ pub(super) fn log_failure(endpoint: &Endpoint, error: &Refusal) {
     tracing::warn!(target: STATE, address = %endpoint, error = error.cause(endpoint), "upstream connection failed");
 }
 
-/// Probes an address that has lost a connection, but not all.
+/// Probes an address that has lost one of its connections.
 async fn probe_once(pool: Weak<Pool>, endpoint: Endpoint) {
     let Some(pool) = pool.upgrade() else { return };
     if !pool.draining.load(Ordering::Acquire) {
@@ -559,7 +563,7 @@ async fn probe_once(pool: Weak<Pool>, endpoint: Endpoint) {
     pool.endpoints.with(&endpoint, |known| known.is_doubted = false);
 }
 
-/// Probes an address until it answers, or another caller found out that it does.
+/// Probes an address until it is up, or its name no longer resolves to it.
 async fn probe_until_up(pool: Weak<Pool>, endpoint: Endpoint) {
     loop {
         let pause = |pool: Arc<Pool>| pool.endpoints.backoff(&endpoint, (pool.config.random)());
@@ -580,7 +584,7 @@ async fn probe_until_up(pool: Weak<Pool>, endpoint: Endpoint) {
                     let error = error.cause(&endpoint);
                     tracing::debug!(address = %endpoint, error, "upstream still unreachable");
                 }
-                // Its name may resolve to other addresses by now, and no other task asks while none answers.
+                // Its name may resolve to other addresses by now, and no other task resolves it while no address answers.
                 let endpoints = pool.endpoints.clone();
                 drop(pool);
                 endpoints.look_up(&endpoint.address).await;
@@ -613,13 +617,14 @@ fn backoff(failures: u32, random: u64) -> Duration {
 const BACKOFF_MIN: Duration = Duration::from_millis(100);
 /// The longest pause: a broker that returns is noticed soon, and one probe costs it next to nothing.
 const BACKOFF_MAX: Duration = Duration::from_secs(2);
-/// How long an address is tried last after a virtual host was down there. Clients without another one are not delayed by it.
+/// How long an address is tried last after a virtual host was down on it. This does not delay clients if there is no other
+/// address.
 const LACKS_FOR: Duration = Duration::from_secs(10);
 /// Failures further apart than this are not consecutive.
 const FAILURE_WINDOW: Duration = Duration::from_secs(30);
 /// Timeout for resolving a name.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a caller that already knows some addresses waits for that: normally it takes milliseconds.
+/// How long a caller that already knows some addresses waits for a lookup, which normally takes milliseconds.
 const LOOKUP_WAIT: Duration = Duration::from_millis(500);
 /// How long an address that does not answer, and that its name no longer resolves to, is remembered.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(60);

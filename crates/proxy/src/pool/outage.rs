@@ -10,10 +10,10 @@ use crate::link::ClientLink;
 use crate::refusal::Refusal;
 
 impl Pool {
-    /// Waits while upstreams let clients in only to lose them again, but not beyond `end`.
+    /// Waits while all upstreams keep accepting connections and losing them again, but not beyond `end`.
     pub(crate) async fn wait_while_failing(&self, end: Instant) {
         if self.endpoints.all_failing() {
-            // When the time is over the caller tries once more.
+            // On timeout, the caller tries once more.
             let _ = tokio::time::timeout_at(end, self.endpoints.healed()).await;
         }
     }
@@ -60,12 +60,12 @@ impl Pool {
     /// Waits until it is worth trying again.
     async fn wait_until_up_after(&self, refusal: &Refusal) {
         if refusal.is_of_virtual_host() {
-            // The broker answers, so that nobody probes it for this.
+            // The broker answers, so it is not being probed, and nothing would notify.
             tokio::time::sleep(VIRTUAL_HOST_PAUSE).await;
         }
         self.endpoints.healed().await;
     }
 }
 
-/// The pause before a virtual host is tried again that a broker could not open.
+/// The pause before retrying a virtual host that the broker could not open.
 const VIRTUAL_HOST_PAUSE: Duration = Duration::from_secs(1);

@@ -18,15 +18,16 @@ use crate::refusal::Refusal;
 use crate::upstream::{Role, Upstream};
 
 impl Pool {
-    /// The least loaded shared connection for this role that has a channel for this client; among equals the
-    /// newest one, so that the older ones drain and can be closed. If even that one is busy, another one is
+    /// The least loaded shared connection for this role that has a channel for this client; among equally loaded ones
+    /// the newest, so that older connections drain and can be closed. If the least loaded one is busy, another is
     /// opened for later clients.
     ///
-    /// If there is none, and may be no more connections, a channel is closed whose departed client's confirms are overdue.
+    /// If none has a channel and no further connection may be opened, a channel is closed whose departed client's confirms
+    /// are overdue.
     ///
-    /// With `patience`, once the brokers have many channels to open, only a resting channel will do: see
-    /// [`OPENING_MAX`]. At another node than is sought there is none while a connection to that node can be opened. A stalled
-    /// one is chosen only if there is no other.
+    /// With `patience`, only a resting channel is accepted while the brokers have many channels to open: see [`OPENING_MAX`].
+    /// Connections to other nodes than `sought.near` are considered only if no connection to that node can be opened. A
+    /// stalled connection is chosen only if there is no other.
     pub(crate) fn find_shared(
         self: &Arc<Self>,
         credentials: &Arc<Credentials>,
@@ -54,14 +55,14 @@ impl Pool {
             }
         });
         if shared == 0 {
-            // Until another one has been opened: if the broker as a whole is frozen, none will be.
+            // Stalled connections are used until another one is open. If the broker as a whole has frozen, that never happens.
             return stalled.into_least(false);
         }
         let only_rested = patience && opening >= OPENING_MAX;
         let may_grow = shared < self.config.max_shared_connections;
         let upstream = match near.into_least(only_rested) {
             Some(upstream) => upstream,
-            // When no other one can be opened, one at another node will do.
+            // Another node's connection is used only if no connection can be opened.
             None if may_grow && !self.is_full() => return None,
             None if only_rested => far.into_least(true)?,
             None => far
@@ -76,8 +77,8 @@ impl Pool {
         Some(upstream)
     }
 
-    /// Takes an unused connection as the client's own, at the node that it is at while that is up. With `keep_warm` the newest
-    /// one with room is left to others, so that the warm path stays warm (P6).
+    /// Takes an unused connection as the client's own: at the client's node while that node is up. With `keep_warm`, the
+    /// newest shared connection with a free channel is left for other clients, so that they still need no handshake (P6).
     pub(crate) fn find_own(
         &self,
         credentials: &Credentials,
@@ -99,8 +100,9 @@ impl Pool {
         found
     }
 
-    /// Opens a connection for a session that waits for it, after a pause, and through an outage as well; an
-    /// event reports the result. While the broker blocks publishers, one that finds no channel waits as the others do.
+    /// Opens a connection for a session that waits for it, after a pause; waits out an outage. An event reports the
+    /// result. While the broker blocks publishers, a session that finds no channel waits like blocked publishers,
+    /// without a timeout.
     pub(crate) fn open_for(
         self: &Arc<Self>,
         link: Arc<ClientLink>,
@@ -146,8 +148,8 @@ impl Pool {
         });
     }
 
-    /// A connection for a session: its own one with an `announced`, or a shared one for this role without.
-    /// The topology that clients rely on has been declared there.
+    /// A connection for a session: its own if `announced` is set, otherwise a shared one for this role. The topology
+    /// that clients rely on has been declared there.
     pub(crate) async fn connection_for(
         self: &Arc<Self>,
         link: &Arc<ClientLink>,
@@ -176,7 +178,7 @@ impl Pool {
         Ok(upstream)
     }
 
-    /// Has a channel with overdue confirms closed on a shared connection for this role, which is returned.
+    /// Closes a channel with overdue confirms on a shared connection for this role, and returns that connection.
     fn give_up_overdue(
         &self,
         credentials: &Credentials,
@@ -208,8 +210,8 @@ impl Pool {
         reason
     }
 
-    /// A shared connection with room, opened if there is none and another one is allowed. While all channels are in use it
-    /// waits for one, but no longer than for a connection permit.
+    /// A shared connection with a free channel, opened if there is none and another one is allowed. While all channels are
+    /// in use, waits for a channel for as long as for a connection permit.
     pub(crate) async fn shared_connection(
         self: &Arc<Self>,
         credentials: &Arc<Credentials>,
@@ -239,13 +241,13 @@ impl Pool {
                     format!("all channels of the {most} upstream connections that clients share are in use");
                 return Err(Refusal::Fault(Fault::new(ReplyCode::ResourceError, text)));
             }
-            // As for a permit: the longer it has waited, the less often it looks.
+            // As for a permit: the longer it has waited, the less often it polls.
             tokio::time::sleep_until(end.min(now + (now - began).max(CHECK_INTERVAL))).await;
         }
     }
 
-    /// Opens a connection that clients share, unless one with room appears meanwhile; `None` if there are as many as there may
-    /// be by then.
+    /// Opens a connection that clients share, unless one with a free channel appears meanwhile. Returns `None` if the limit of
+    /// shared connections is reached by then.
     async fn open_shared(
         self: &Arc<Self>,
         credentials: &Arc<Credentials>,
@@ -254,8 +256,7 @@ impl Pool {
     ) -> Result<Option<Arc<Upstream>>, Refusal> {
         let role = sought.role;
         let found = || self.find_shared(credentials, virtual_host, sought, false);
-        // Many clients may arrive at once and find none: the connection that the first one opens serves them
-        // all, if it is ready soon.
+        // Many clients may arrive at once: the connection that the first of them opens serves them all if it is ready soon.
         let turn = self.opening.turn(credentials, virtual_host, role);
         let turn = tokio::time::timeout(self.config.opening_patience, turn.lock()).await;
         if let Some(upstream) = found() {
@@ -276,8 +277,8 @@ impl Pool {
         opened.map(Some)
     }
 
-    /// Waits, while the brokers have many channels to open, for one that rests or has been opened, but not
-    /// beyond `opening_patience`; returns the connection with it.
+    /// While the brokers have many channels to open, waits up to `opening_patience` for a channel that rests or was
+    /// opened; returns its connection.
     async fn wait_for_rest(
         self: &Arc<Self>,
         credentials: &Arc<Credentials>,
@@ -301,7 +302,8 @@ impl Pool {
             if let Some(upstream) = self.find_shared(credentials, virtual_host, sought, true) {
                 return Some(upstream);
             }
-            // The notification may concern another connection, or have woken a waiter that no longer needed it.
+            // Polls as well: the notification may concern another connection, or have gone to a waiter that no longer
+            // needed it.
             let next_check = end.min(Instant::now() + CHECK_INTERVAL);
             if tokio::time::timeout_at(next_check, news).await.is_err() && next_check == end {
                 return None;
@@ -317,7 +319,7 @@ impl Pool {
         announced: &ClientProperties,
         owner: Arc<ClientLink>,
     ) -> Result<Arc<Upstream>, Refusal> {
-        // When no other one can be opened, even the last unused one will do.
+        // If no connection can be opened, even the last unused one is taken.
         let found = || self.find_own(credentials, virtual_host, &owner, !self.is_full());
         let (destination, end) = (self.destination(owner.home(), virtual_host), self.arrival_end());
         let (_handshake, permit) = match self.enter(credentials, true, &destination, end, found).await? {
@@ -338,7 +340,7 @@ impl Pool {
         least > 0 && self.count_shared(&upstream.credentials(), &upstream.virtual_host, None) <= least
     }
 
-    /// Number of connections that clients share, for one role or any; for a role without those that are stalled.
+    /// Number of connections that clients share: for one role, excluding stalled ones, or for any role.
     fn count_shared(&self, credentials: &Credentials, virtual_host: &str, role: Option<Role>) -> usize {
         let mut count = 0;
         self.each(credentials, virtual_host, |upstream| {
@@ -386,18 +388,18 @@ impl Pool {
         opened
     }
 
-    /// Calls `show` for all connections with exactly these credentials, compared in constant time, in a
-    /// virtual host, newest first.
+    /// Calls `visit` for all connections with exactly these credentials, compared in constant time, in a virtual host,
+    /// newest first.
     pub(super) fn each(
         &self,
         credentials: &Credentials,
         virtual_host: &str,
-        mut show: impl FnMut(&Arc<Upstream>),
+        mut visit: impl FnMut(&Arc<Upstream>),
     ) {
         let connections = self.connections.lock();
         for upstream in connections.get(&credentials.username).into_iter().flatten().rev() {
             if *upstream.virtual_host == *virtual_host && upstream.is_of(credentials) {
-                show(upstream);
+                visit(upstream);
             }
         }
     }
@@ -416,16 +418,16 @@ impl Opening {
     }
 }
 
-/// The users, virtual hosts and roles for which a connection is being opened because the others are busy. A broker that
-/// lets one of them wait holds up none of the others.
+/// The users, virtual hosts and roles for which a further connection is being opened because the existing ones are
+/// busy. One such attempt is made at a time for each of them, independently of the others.
 #[derive(Debug, Default)]
 pub(super) struct Growing(Mutex<HashSet<Group>, { Rank::Leaf as u8 }>);
 
-/// Clients that share connections, but for those that have different passwords for a while.
+/// The clients that share connections. Their passwords may differ for a while after a change.
 type Group = (String, Box<str>, Role);
 
 impl Growing {
-    /// Returns false if one is being opened already.
+    /// Returns false if a connection is already being opened for the group.
     fn begin(&self, group: &Group) -> bool {
         self.0.lock().insert(group.clone())
     }
@@ -435,13 +437,13 @@ impl Growing {
     }
 }
 
-/// The shared connection that a client's channel is to be on.
+/// The requirements for the shared connection on which a client's channel is placed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PlacementRequest {
     /// Whether the channel is in confirm mode.
     pub(crate) confirm: bool,
     pub(crate) role: Role,
-    /// The node that the client is at: [`ClientLink::home`].
+    /// The client's node: [`ClientLink::home`].
     pub(crate) near: Option<SocketAddr>,
 }
 
@@ -482,7 +484,7 @@ pub(crate) const OPENING_MAX: usize = 128;
 /// The pause between two searches for a channel while the broker blocks publishers, each of which takes
 /// [`crate::PoolConfig::arrival_max`].
 const BLOCKED_PAUSE: Duration = Duration::from_millis(250);
-/// Interval after which a waiter looks by itself.
+/// Interval at which a waiter polls.
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// Bytes waiting for a connection from which on another one is worthwhile: as much as one client may have
 /// waiting before it has to wait itself.

@@ -16,7 +16,7 @@ use crate::refusal::Refusal;
 use crate::topology::{Plan, Step, Topologies};
 use crate::upstream::Declaring;
 
-/// Stands for no client: waits only for losses that concern all clients.
+/// No client: a restoration for this id waits only for losses that concern all clients.
 const NO_CLIENT: u64 = 0;
 
 /// The progress of restoring a virtual host.
@@ -28,7 +28,8 @@ struct Progress {
     refused: Vec<(Arc<Credentials>, String)>,
 }
 
-/// A connection with these credentials, until everything is declared or others need its permit.
+/// A connection with these credentials. Closed when everything is declared, or when another set of credentials needs
+/// its permit.
 struct Open {
     credentials: Arc<Credentials>,
     declaring: Declaring,
@@ -46,7 +47,7 @@ impl Pool {
     /// does it itself if no other task does.
     ///
     /// # Errors
-    /// When no broker lets the pool in, or the connection is lost meanwhile.
+    /// If no broker accepts a connection of the pool, or the connection is lost meanwhile.
     pub(crate) async fn restored(self: &Arc<Self>, virtual_host: &str, client: u64) -> Result<(), Refusal> {
         while self.topologies.is_torn(virtual_host, client)
             && let Some(turn) = self.topologies.turn(virtual_host)
@@ -69,7 +70,7 @@ impl Pool {
         background::run(async move {
             for virtual_host in torn {
                 if let Err(error) = pool.restored(&virtual_host, NO_CLIENT).await {
-                    // It is retried when an upstream answers next, or a client needs it.
+                    // Retried when an upstream answers again, or when a client needs it.
                     tracing::debug!(%error, "topology not restored yet");
                 }
             }
@@ -193,7 +194,7 @@ impl Pool {
         let (nothing, end) = (|| None::<()>, self.arrival_end().max(Instant::now() + PERMIT_TIMEOUT));
         let destination = self.destination(None, virtual_host);
         let entered = match Box::pin(self.enter(credentials, true, &destination, end, nothing)).await {
-            // Clients wait for this as for an outage: nothing that they sent is at fault.
+            // Treated as an outage, which clients wait for: nothing that they sent is at fault.
             Err(Refusal::Fault(fault)) if fault.code == ReplyCode::ResourceError => {
                 return Err(Refusal::unreachable(fault.text));
             }
@@ -268,8 +269,8 @@ fn by_credentials(steps: Vec<Step>) -> Vec<Vec<Step>> {
 
 /// Class and method of `queue.bind`.
 const QUEUE_BIND: (u16, u16) = (50, 20);
-/// Minimum time a restoration waits for a permit. It is retried at once while clients need it, so this is the
-/// pause between attempts where arriving clients do not wait at all.
+/// Minimum time a restoration waits for a permit. While clients need it, it is retried at once, so this is the pause
+/// between attempts if `arrival_max` is zero.
 const PERMIT_TIMEOUT: Duration = Duration::from_secs(1);
-/// Pause after an upstream has refused one connection more than there may be.
+/// Pause after an upstream has refused a connection over a connection limit.
 const LIMIT_PAUSE: Duration = Duration::from_secs(1);

@@ -7,8 +7,8 @@ use super::{PlacementRequest, Pool, background};
 use crate::upstream::Upstream;
 
 impl Pool {
-    /// Looks for another connection at the broker of a stalled one until that answers, and opens one if there is none that
-    /// clients may use meanwhile.
+    /// Checks, until it succeeds, whether the broker of a stalled connection answers on another connection. Opens one if
+    /// clients have no other connection that they may use.
     pub(crate) fn replace_stalled(self: &Arc<Self>, upstream: &Arc<Upstream>) {
         let (pool, upstream) = (self.clone(), upstream.clone());
         background::run(async move {
@@ -21,8 +21,8 @@ impl Pool {
         });
     }
 
-    /// Whether the broker of a stalled connection answers on a new one: that clients use from then on, or, if they have another
-    /// one or may not have more, one that is closed once the broker has greeted.
+    /// Whether the broker of a stalled connection answers on a new connection. Clients use the new one from then on; if they
+    /// have another one already, or may not have more, it is closed once the broker has sent `connection.start`.
     async fn is_answered_beside(self: &Arc<Self>, stalled: &Upstream) -> bool {
         let (credentials, role) = (stalled.credentials(), stalled.role());
         let (mut count, mut has_capacity) = (0, false);
@@ -39,14 +39,14 @@ impl Pool {
         }
         let sought = PlacementRequest { confirm: false, role, near: Some(node) };
         match self.open_another(&credentials, &stalled.virtual_host, sought).await {
-            // Another node says nothing of this one, which may be frozen.
+            // An answer of another node does not tell whether this node is frozen.
             Ok(opened) => opened.endpoint.socket == node,
             Err(refusal) if refusal.is_outage() => false,
-            // The user may have all the connections that it may have.
+            // The user may have reached its connection limit.
             Err(_) => self.ask(&stalled.endpoint).await.is_ok(),
         }
     }
 }
 
-/// The pause between attempts: a broker that refuses connections is not asked all the time.
+/// The pause between attempts, for a broker that refuses connections at once.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);

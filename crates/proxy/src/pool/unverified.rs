@@ -8,13 +8,13 @@ use amqp::Credentials;
 use super::{ClientInfo, ClientSide, Pool};
 use crate::session::ProxySession;
 
-/// Longest time until [`Pool::wait_for_broker`] looks again, whatever it is notified of.
+/// Longest interval between two checks of [`Pool::wait_for_broker`].
 const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Pool {
-    /// Opens a virtual host for a client without asking a broker. For a spool, which knows that one has accepted these
-    /// credentials before. Its channels open at once; whatever else needs the upstream waits as for any client during an
-    /// outage (P7), and is then done with these credentials or refused.
+    /// Opens a virtual host for a client without asking a broker. For a spool, which knows that a broker has accepted
+    /// these credentials before. The session's channels open at once. Everything that needs the upstream waits as during
+    /// an outage (P7), and is then carried out with these credentials or refused.
     pub fn open_unverified(
         self: &Arc<Self>,
         credentials: Credentials,
@@ -29,7 +29,7 @@ impl Pool {
     /// Waits while it is known that no broker answers, without asking one.
     pub async fn wait_for_broker(&self) {
         while self.answers() == Some(false) {
-            // It may have been notified of another address than the one that answers first.
+            // The notification may concern another address than the one that answers first.
             let _ = tokio::time::timeout(MAX_CHECK_INTERVAL, self.endpoints.healed()).await;
         }
     }

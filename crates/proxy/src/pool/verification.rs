@@ -41,8 +41,8 @@ impl Pool {
         self.verify_login_until(self.arrival_end(), login, virtual_host).await
     }
 
-    /// Continues with the session of a client that was in the pool of another process. Its login is verified, and an outage is
-    /// waited out as for the clients that are here.
+    /// Continues the session of a client from the pool of another process. Its login is verified, and an outage is waited out
+    /// as for the clients of this pool.
     ///
     /// # Errors
     /// The broker's refusal of these credentials, 320 CONNECTION_FORCED when no broker can be asked, or a fault of
@@ -104,8 +104,9 @@ impl Pool {
         })
     }
 
-    /// Verifies credentials for a virtual host by completing a handshake. The connection is kept if there is
-    /// none yet. If there may be no more connections, the login that has succeeded confirms those that are open.
+    /// Verifies credentials for a virtual host by completing a handshake. The connection is kept if there is none yet.
+    /// If the broker's connection limit is reached, the successful login renews the verification of the open
+    /// connections.
     pub(super) async fn verify(
         self: &Arc<Self>,
         begun: super::PermittedConnection,
@@ -132,7 +133,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Asks the broker again. Credentials that it refuses now do not count any more.
+    /// Asks the broker again. If it refuses the credentials now, their verification is revoked.
     fn refresh(self: &Arc<Self>, upstream: Arc<Upstream>) {
         let pool = self.clone();
         background::run(async move {
@@ -144,7 +145,7 @@ impl Pool {
                     pool.begin(pool.permit_at_once()?, &credentials, &ClientProperties::SHARED).await?;
                 pool.verify(begun, &credentials, &upstream.virtual_host).await
             };
-            // Otherwise no broker could be asked, and the earlier verification is valid until it expires.
+            // If no broker could be asked, the earlier verification is valid until it expires.
             if result.await.is_err_and(|refusal| refusal.is_final()) {
                 pool.revoke_verification(&credentials, &upstream.virtual_host);
             }
@@ -152,8 +153,8 @@ impl Pool {
         });
     }
 
-    /// Confirms a connection that was opened with these credentials for the virtual host, unless the broker has refused
-    /// them since. Returns whether there is one.
+    /// Renews the verification of a connection that was opened with these credentials for the virtual host, unless the
+    /// broker has refused them since. Returns false if there is none.
     fn renew_verified(&self, credentials: &Credentials, virtual_host: &str) -> bool {
         let is_one =
             |upstream: &Arc<Upstream>| *upstream.virtual_host == *virtual_host && upstream.renew_verified();
@@ -220,7 +221,7 @@ impl Pool {
                 self.auth_gate.refuse(credentials.copy(), text.clone(), transport::now());
             }
             match self.verify(begun?, &credentials, virtual_host).await {
-                // The login has succeeded, and the client is in the virtual host already.
+                // The login has succeeded, and the client has the virtual host open already.
                 Err(refusal) if refusal.is_connection_limit() => {}
                 verified => verified?,
             }

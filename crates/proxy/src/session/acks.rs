@@ -1,12 +1,12 @@
-//! The fast path of acknowledging: those that stand one behind the other in a read go out as one with `multiple`, where
-//! that is exactly the same.
+//! The fast path for acknowledgements: consecutive ones in a read are merged into one with `multiple`, where this
+//! settles exactly the same deliveries.
 //!
-//! A broker does most of its work for an acknowledgement by the method and not by the message, and answers each with
-//! the next delivery of a window; so the fewer there are, the more deliveries come at once.
+//! A broker's cost of an acknowledgement is mostly per method, not per message, and each one makes it send the next
+//! deliveries of the prefetch window. So fewer acknowledgements also mean larger batches of deliveries.
 //!
 //! # Example
-//! Deliveries 1 to 6 are out. The client acknowledges 1, 2, 3, 4 and 6, each by itself, in one read. The broker gets
-//! one acknowledgement of 4 with `multiple`, and then that of 6: delivery 5 is still the client's.
+//! Deliveries 1 to 6 are unacknowledged. The client acknowledges 1, 2, 3, 4 and 6 separately, in one read. The broker
+//! gets one acknowledgement of 4 with `multiple`, and then that of 6: delivery 5 is still unacknowledged.
 
 use amqp::method::basic;
 use sync::work;
@@ -16,9 +16,9 @@ use super::channel::ChannelPhase;
 use crate::ack_frames::{WIRE_LEN, acks_in, decode};
 
 impl ProxySession {
-    /// Takes a `basic.ack` on channel `number`, and those behind it on the same channel, as long as `rest` contains them
-    /// whole. Returns how many bytes of `rest` they were. Returns `None`, having taken nothing, if they have to wait or
-    /// be processed one by one.
+    /// Takes a `basic.ack` on channel `number`, and the complete ones on the same channel that directly follow in
+    /// `rest`. Returns the number of bytes of `rest` that it has taken. Returns `None`, having taken nothing, if they
+    /// have to wait or be processed one by one.
     #[inline]
     pub(super) fn acks(&mut self, number: u16, ack: &[u8], rest: &[u8]) -> Option<usize> {
         let channel = self.channels.get_mut(number)?;
@@ -30,7 +30,7 @@ impl ProxySession {
         let count =
             channel.general.acknowledge(&mut self.output, std::iter::once(decode(ack)).chain(behind))?;
         let more = count - 1;
-        // The first is charged as a frame, by whoever parsed it.
+        // The first one was charged when its frame was parsed.
         work::charge(ACK, more);
         Some(more * WIRE_LEN)
     }
@@ -41,22 +41,23 @@ impl ProxySession {
 pub(super) struct Settled {
     /// All deliveries up to this one are settled.
     up_to: u64,
-    /// Further ones: the first and the last of each run, in order, with others between the runs.
+    /// Settled deliveries beyond `up_to`: the first and last tag of each run, ascending, with unsettled deliveries
+    /// between the runs.
     beyond: Vec<(u64, u64)>,
-    /// Whether the broker may see it differently: it refuses something, or has settled more than is known here. Nothing
-    /// is gathered then. Set until the channel is placed again.
+    /// Whether the broker's state may differ from this: it will refuse an acknowledgement, or has settled more than is
+    /// recorded here. Acknowledgements are not merged then. Set until the channel is placed again.
     is_unsure: bool,
 }
 
 impl Settled {
-    /// Notes that the broker's deliveries may be others than are counted here.
+    /// Notes that the broker's state may differ from what is recorded here.
     pub(super) fn invalidate_counts(&mut self) {
         self.is_unsure = true;
         self.beyond = Vec::new();
     }
 
-    /// Notes that a delivery is settled, or all up to it if `multiple`; the last one so far is `delivered`. Returns whether
-    /// it was this client's to settle.
+    /// Notes that a delivery is settled, or all up to it if `multiple`. `delivered` is the last delivery tag so far.
+    /// Returns whether the tag was valid: delivered and not settled before.
     #[inline]
     pub(super) fn settle(&mut self, tag: u64, multiple: bool, delivered: u64) -> bool {
         let is_plain = !self.is_unsure && tag > self.up_to && tag <= delivered && self.add(tag, multiple);
@@ -66,7 +67,7 @@ impl Settled {
         is_plain
     }
 
-    /// Adds a delivery beyond `up_to`. Returns false if it was there, or if there are too many runs.
+    /// Adds a delivery beyond `up_to`. Returns false if it was settled already, or if there are too many runs.
     #[inline]
     fn add(&mut self, tag: u64, multiple: bool) -> bool {
         if tag != self.up_to + 1 && !multiple {
@@ -111,21 +112,21 @@ impl Settled {
         true
     }
 
-    /// The last delivery that is not settled, of all up to `delivered`; none if all are settled. Returns `None` if that is not
-    /// known, as when `delivered` is not.
+    /// The last unsettled delivery up to `delivered`, `Some(None)` if all are settled. Returns `None` if that is unknown, for
+    /// example because `delivered` is `None`.
     #[inline]
     pub(super) fn last_unsettled(&self, delivered: Option<u64>) -> Option<Option<u64>> {
         let delivered = delivered.filter(|_| !self.is_unsure)?;
         let last = match self.beyond.last() {
-            // There is one between two runs, and in front of the first.
+            // The tag before a run is always unsettled.
             Some((first, last)) if *last >= delivered => first - 1,
             _ => delivered,
         };
         Some(Some(last).filter(|last| *last > self.up_to))
     }
 
-    /// Joins `earlier`, which has not gone out, and `later`, both of them the client's to settle. They are one
-    /// acknowledgement if all deliveries up to the last of them are settled.
+    /// Merges `earlier`, which has not been sent yet, with `later`; both are valid. They become one acknowledgement if
+    /// all deliveries up to the higher tag are settled.
     #[inline]
     pub(super) fn join(&self, earlier: &basic::Ack, later: &basic::Ack) -> Option<basic::Ack> {
         let delivery_tag = earlier.delivery_tag.max(later.delivery_tag);
@@ -133,12 +134,13 @@ impl Settled {
     }
 }
 
-/// Bytes taken at once at most, so that the broker gets work early.
+/// Maximum bytes taken at once, so that the broker gets work early.
 const SPAN_MAX: usize = 64 * 1024;
-/// Runs of settled deliveries that are remembered. A client that leaves more gaps settles in no order that could be
-/// gathered.
+/// Maximum runs of settled deliveries that are recorded. If a client leaves more gaps, its acknowledgements could
+/// hardly be merged anyway.
 const RUNS_MAX: usize = 256;
-/// Runs for which there is memory while there are none: a client that settles a bit out of order allocates nothing for it.
+/// Capacity, in runs, that is kept while there is no run, so that a client that settles slightly out of order does not
+/// allocate repeatedly.
 const RETAINED_RUNS: usize = 4;
 /// Cost of an acknowledgement behind another one, in nanoseconds: no more than that of a frame by itself.
 const ACK: u32 = 40;
@@ -150,7 +152,7 @@ mod tests {
     use super::*;
     use crate::test_random::TestRandom;
 
-    /// The last of the deliveries up to which all are settled, and the number of runs beyond.
+    /// The delivery up to which all are settled, and the number of runs beyond it.
     fn runs(settled: &BTreeSet<u64>) -> (u64, usize) {
         let up_to = (1..).find(|tag| !settled.contains(tag)).map_or(0, |tag| tag - 1);
         let beyond = settled.range(up_to + 1..);
@@ -158,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn deliveries_are_settled_as_in_a_set_of_them() {
+    fn runs_record_the_same_deliveries_as_a_set() {
         let (mut plain, mut too_many, mut others) = (0, 0, 0);
         for seed in 0..24 {
             let mut random = TestRandom::new(seed);
@@ -199,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn gaps_are_remembered_up_to_a_number_of_them() {
+    fn the_number_of_runs_is_bounded() {
         let most = 2 * RUNS_MAX as u64;
         let with_gaps = || {
             let mut settled = Settled::default();

@@ -1,9 +1,9 @@
 //! The arguments of `queue.declare` that RabbitMQ validates itself, with a channel error at worst.
 //!
-//! RabbitMQ closes the whole connection over some values of some arguments: it looks at a queue's type before
-//! it has validated it, and at the queue's leader locator without validating that at all. New versions and
-//! plugins add more arguments. So rather than keeping known harmful arguments away from shared connections,
-//! the pool allows only those known to be harmless: those of the table of arguments, with the values named there.
+//! RabbitMQ closes the whole connection on some values of some arguments: it uses a queue's type before validating it,
+//! and does not validate the queue's leader locator at all. New versions and plugins add more arguments. So the pool
+//! uses an allow-list for shared connections instead of a deny-list: the arguments in the table of arguments, with the
+//! values listed there.
 
 use amqp::{ArgumentSpec, ArgumentValue, FieldValue, RawTable};
 

@@ -1,9 +1,9 @@
 //! A client's channel: the frames it has sent, and its one or two upstream channels.
 //!
 //! # States
-//! The states of the channel, by the message that its client is sending ([`ChannelPhase`]). A frame that has no line closes
+//! The states of the channel, by the message that its client is sending ([`ChannelPhase`]). A frame without a row closes
 //! the client's connection: with 505 UNEXPECTED_FRAME; with 504 CHANNEL_ERROR without a channel, or while it is closing;
-//! with 501 FRAME_ERROR for more of a body than the header announced. Other events leave the state as it is.
+//! with 501 FRAME_ERROR for more of a body than the header announced. Other events do not change the state.
 //!
 //! | state | event | next state |
 //! |---|---|---|
@@ -21,8 +21,8 @@
 //! | closing | the last side is gone | no channel, and channel.close-ok is sent |
 //! | any but closing | the broker closes an upstream channel of it; a header is refused; a state is lost that no other connection can carry on ([`super::recovery`]) | no channel, and channel.close is sent |
 //!
-//! The states of each of its sides ([`SidePlacement`]). *Own* is said of the client's own connection, which carries the
-//! general side alone, with everything on it.
+//! The states of each of its sides ([`SidePlacement`]). *Own* means the client's own connection, which carries only the
+//! general side, including its publishing.
 //!
 //! | state | event | next state |
 //! |---|---|---|
@@ -40,9 +40,9 @@
 //! | placed, leaving, closing | the connection is lost | waiting, with what is not settled and the consumers; otherwise nowhere |
 //! | waiting | the client closes the channel, and nothing is held | nowhere |
 //!
-//! One event may lead over several lines: from leaving to waiting, to placed, and to closing. A side is closing only in
-//! a channel that is closing. While the general side is placed on the own connection there is no other one, and until
-//! the other one has left its shared connection the general side waits.
+//! One event may cause several transitions: from leaving to waiting, to placed, and to closing. A side is closing only
+//! if its channel is closing. While the general side is placed on the own connection, there is no publishing side; and
+//! it is not placed there before the publishing side has left its shared connection.
 
 use std::time::Instant;
 
@@ -63,8 +63,8 @@ use crate::upstream::{Role, asked_for};
 /// of it, and a message until it has processed the methods. Acknowledgements do not wait for messages. A
 /// client's own connection carries the whole channel.
 ///
-/// For example `queue.declare`, `basic.publish`, `queue.purge`: the message goes out when `declare-ok` has come, on
-/// the other upstream channel; a `channel.flow` follows it, and the purge goes out when that is answered.
+/// For example `queue.declare`, `basic.publish`, `queue.purge`: the message is sent on the other upstream channel when
+/// `declare-ok` has arrived. A `channel.flow` follows it, and the purge is sent when `channel.flow-ok` has arrived.
 #[derive(Debug, Default)]
 pub(super) struct Channel {
     /// Everything but publishing; on the client's own connection publishing as well.
@@ -72,19 +72,19 @@ pub(super) struct Channel {
     /// Publishing, while the channel is not on the client's own connection. Created with the first message or
     /// `confirm.select`.
     pub(super) publishing: Option<Box<Side>>,
-    /// Frames that wait until the broker has processed those sent on the other side, in the format of stored
-    /// frames.
+    /// The wait queue: frames that wait until the broker has processed those sent on the other side, in the format of
+    /// stored frames.
     pub(super) in_line: Vec<u8>,
     pub(super) phase: ChannelPhase,
     /// Whether there has been a message that may make the broker close its connection. Never cleared.
     pub(super) risked: bool,
-    /// The limits that the client requested last, whether the method has gone out or not.
+    /// The limits that the client requested last, whether `basic.qos` has been sent or not.
     pub(super) limits: PrefetchLimits,
     /// Whether the client has sent `queue.declare`, so that an empty queue name means something. Never cleared.
     pub(super) has_declared: bool,
 }
 
-/// Whether the client still sends on a channel.
+/// The client's side of a channel: open, or closed by the client.
 #[derive(Debug)]
 pub(super) enum ChannelPhase {
     /// Between messages, or in the middle of one.
@@ -117,13 +117,13 @@ pub(super) enum DueContent {
 /// The frames of an incomplete message.
 #[derive(Debug)]
 pub(super) enum MessageFrames {
-    /// Held until the message is complete: those that have come, in the format of stored frames; never empty.
+    /// The frames received so far, in the format of stored frames, buffered until the message is complete; never empty.
     Buffered(Vec<u8>),
     /// Passed on as they arrive, on the client's own connection.
     Streaming,
 }
 
-/// The frames that the broker must have processed before a frame may go out.
+/// Which earlier frames the broker must have processed before a frame may be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FrameTurn {
     /// A message, or `confirm.select`: waits for the methods in front of it.
@@ -199,7 +199,7 @@ impl Channel {
         self.side_mut(self.role_of(lease)?)
     }
 
-    /// Whether the whole channel is on the client's own connection, or will be.
+    /// Whether the whole channel is, or will be, on the client's own connection.
     pub(super) fn is_own(&self) -> bool {
         self.general.is_own()
     }
@@ -235,7 +235,7 @@ impl Channel {
         self.incoming().map_or(0, |message| message.buffered().len())
     }
 
-    /// The client closes the channel, or its connection: a message that is held is dropped. Returns its bytes.
+    /// Called when the client closes the channel, or its connection. Drops a buffered incomplete message and returns its bytes.
     pub(super) fn begin_closing(&mut self) -> usize {
         let staged = self.staged();
         if let ChannelPhase::Open(_) = self.phase {
@@ -272,7 +272,7 @@ impl Channel {
         asked_for(stored_frames(&self.in_line), self.general.is_consuming(tag), tag)
     }
 
-    /// Whether a frame may go out on its side now; if not, an event follows.
+    /// Whether a frame may be sent on its side now; if not, an event follows.
     pub(super) fn poll_may_pass(&mut self, turn: FrameTurn, output: &mut Output) -> bool {
         match turn {
             FrameTurn::Settles => true,
@@ -304,7 +304,7 @@ impl Channel {
         }
     }
 
-    /// The side with this lease, unless a message is incomplete there: nothing may come between its frames.
+    /// The side with this lease, unless a message on it is incomplete: no other frame may be sent between its frames.
     fn side_to_prove(&mut self, lease: u64) -> Option<&mut Side> {
         if self.has_partial_message() { None } else { self.of_lease(lease) }
     }
@@ -323,7 +323,7 @@ impl Channel {
         }
     }
 
-    /// Undoes [`Self::merge_sides`] when the channel has left the client's own connection: its held frames join the
+    /// Undoes [`Self::merge_sides`] when the channel has left the client's own connection. Its held frames move to the
     /// wait queue.
     pub(super) fn split_sides(&mut self) {
         let queued = std::mem::take(&mut self.general.queued);
@@ -357,7 +357,7 @@ impl IncompleteMessage {
     }
 }
 
-/// The length of the first method, or message, at the start of stored frames.
+/// The turn and length of the first method or message at the start of stored frames.
 pub(super) fn first_message_len(stored: &[u8]) -> Option<(FrameTurn, usize)> {
     let mut frames = stored_frames(stored);
     let (_, payload) = frames.next()?;

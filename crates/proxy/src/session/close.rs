@@ -44,13 +44,13 @@ impl ProxySession {
         self.queued > 0
     }
 
-    /// Whether [`Self::end`] keeps the frames that wait: there is room for what departed clients have left.
+    /// Whether [`Self::end`] keeps the frames that wait: the limit for departed clients is not reached.
     pub fn keeps_waiting_frames(&self) -> bool {
         self.queued == 0 || !self.pool.departed_is_full()
     }
 
-    /// The client is gone, or its close was answered: hands over the messages that are still held, and closes
-    /// its channels.
+    /// Called when the client is gone, or its close was answered: hands over the messages that are still held, and
+    /// closes its channels.
     pub fn end(&mut self, now: Instant) {
         if self.life == Life::Ended {
             return;
@@ -103,8 +103,7 @@ impl ProxySession {
         self.pool.counters().clients.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Ends the session as [`Self::end`] does, for a client that sends again by itself what the upstream has not confirmed: no
-    /// data is kept for it.
+    /// Like [`Self::end`], for a client that republishes unconfirmed messages itself: none of its data is kept.
     pub fn discard(&mut self, now: Instant) {
         for (_, channel) in self.channels.iter_mut() {
             channel.in_line.clear();
@@ -150,7 +149,7 @@ impl ProxySession {
     pub(super) fn close_sides(&mut self, number: u16) {
         self.output.hand_over();
         let Some(channel) = self.channels.get_mut(number) else { return };
-        // Held frames have to go out first; and a side that is moving is closed before it continues elsewhere.
+        // Held frames have to be sent first. A side that is moving is being closed already, and continues elsewhere afterwards.
         let is_leaving = |side: &Side| matches!(side.place, SidePlacement::Leaving { .. });
         if channel.queued() > 0 || channel.sides().any(is_leaving) {
             return;
@@ -169,12 +168,11 @@ impl ProxySession {
         }
     }
 
-    /// Closes a side at the broker. A side that only published needs no reply (P6), because its frames in
-    /// flight are kept (P11), unless too many bytes of departed clients are kept already, or a mandatory message
-    /// may still be returned, which brokers do in front of close-ok. Any other use is
-    /// over only when the broker says so, for example when unacknowledged messages are back in their queues, or
-    /// when an exchange that was deleted is gone: the next client may declare it again. Answers that are still
-    /// to come arrive in front of close-ok.
+    /// Closes a side at the broker. A side that only published needs no reply (P6), because its frames in flight are
+    /// kept (P11), unless too many bytes of departed clients are kept already, or a mandatory message may still be
+    /// returned, which brokers do in front of close-ok. After any other use, close-ok has to be awaited. Only then are,
+    /// for example, unacknowledged messages back in their queues, or is a deleted exchange gone, which the next client
+    /// may declare again. Pending replies arrive before close-ok.
     fn close_side(&mut self, number: u16, role: Role) {
         let Some(channel) = self.channels.get_mut(number) else { return };
         let half_sent = channel.has_partial_message();
@@ -194,8 +192,7 @@ impl ProxySession {
             || side.may_return()
             || (side.has_under_way() && self.pool.departed_is_full());
         if half_sent {
-            // Only a connection.close can do this now. The client is closing its connection, or this code
-            // would not be reached.
+            // Only `connection.close` can still close this channel. This is reached only when the client closes its connection.
             self.exclusive = true;
             side.place = SidePlacement::Unplaced;
         } else if must_wait {
@@ -206,7 +203,7 @@ impl ProxySession {
             note_closed(&mut self.output, &self.link, side, &route);
             side.place = SidePlacement::Unplaced;
         }
-        // Otherwise the connection is lost, and its frames in flight continue elsewhere when that event arrives.
+        // Otherwise the connection is lost; its frames in flight are recovered when that event arrives.
     }
 
     /// Takes the next step of [`Self::close`], when there is one.
@@ -217,7 +214,7 @@ impl ProxySession {
         match std::mem::replace(&mut self.own, UpstreamLink::None) {
             UpstreamLink::Ready(upstream) => {
                 let close = self.exclusive || self.rekeyed;
-                // Kept, so that its end is recognised.
+                // Kept, so that the event of its end is recognised.
                 self.own = UpstreamLink::Ready(upstream.clone());
                 self.life = Life::Returning;
                 self.attached.retain(|other| !Arc::ptr_eq(other, &upstream));
@@ -233,7 +230,7 @@ impl ProxySession {
     }
 }
 
-/// Notes that a channel is closed while the broker may still have to process messages of it.
+/// Records a closed channel whose messages the broker may not have processed yet.
 pub(super) fn note_closed(output: &mut Output, link: &Arc<ClientLink>, side: &Side, route: &Route) {
     if side.has_under_way() {
         output.closed.add(link, &route.upstream, route.channel, side.lease);

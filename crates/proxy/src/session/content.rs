@@ -11,8 +11,8 @@ use super::{ProxySession, STAGING_BUDGET, STAGING_LIMIT};
 use crate::frames::put_frame;
 
 impl ProxySession {
-    /// Begins a message with its `basic.publish`, which is held until the header is validated, wherever the message
-    /// will go.
+    /// Begins a message with its `basic.publish`. The method is held until the header is validated, even if the message
+    /// is streamed afterwards.
     pub(super) fn begin_message(&mut self, number: u16, publish: &[u8]) -> Result<(), Fault> {
         validate_publish(publish)?;
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
@@ -48,8 +48,7 @@ impl ProxySession {
             && let Err(fault) = check_size(size, max_size)
         {
             let fault = fault.caused_by(PUBLISH_IDS);
-            // The broker waits for the content of a publish that it has seen: its channel cannot be left in
-            // that state.
+            // The broker has received the publish and waits for its content, so the upstream channel cannot be reused.
             if fault.is_hard() || channel.has_partial_message() {
                 return Err(fault.on_connection());
             }
@@ -81,8 +80,7 @@ impl ProxySession {
         Ok(())
     }
 
-    /// Passes on a header or body frame, behind which `missing` bytes of body are to come, or holds it until the
-    /// message is complete.
+    /// Passes on a header or body frame, after which `missing` bytes of body follow, or holds it until the message is complete.
     #[inline]
     fn content(&mut self, frame: &Frame<'_>, missing: u64) -> Result<(), Fault> {
         let number = frame.channel;
@@ -122,7 +120,7 @@ impl ProxySession {
         Ok(())
     }
 
-    /// Streams the message on a channel if the client has too much of incomplete messages in all.
+    /// Streams the message on a channel if the client's incomplete messages exceed its budget.
     fn keep_within_budget(&mut self, number: u16) -> Result<(), Fault> {
         if self.staged <= STAGING_BUDGET {
             return Ok(());
@@ -157,7 +155,7 @@ impl ProxySession {
     }
 }
 
-/// The fault of a frame that is not the one that has to come next.
+/// The fault for a frame other than the expected one.
 #[cold]
 pub(super) fn unexpected(due: Option<DueContent>) -> Fault {
     let (text, ids) = match due {
@@ -172,7 +170,7 @@ pub(super) fn unexpected(due: Option<DueContent>) -> Fault {
     Fault::new(ReplyCode::UnexpectedFrame, text).caused_by(ids)
 }
 
-/// Initial capacity for a message's frames: most methods with their headers fit.
+/// Initial capacity for a message's frames: most publishes with their headers fit.
 const PARTIAL_CAPACITY: usize = 256;
 /// Maximum size of a buffer that is reused for the next message of the batch; a larger one would waste memory.
 const PARTIAL_REUSED: usize = 1024;

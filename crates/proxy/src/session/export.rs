@@ -1,6 +1,6 @@
-//! A client that continues in another process: its channels leave their upstream connections, and what is left is a state
-//! that a session of another pool begins with. Its channels are placed there as after the loss of an upstream connection
-//! (P7).
+//! Moving a client to another process. Its channels leave their upstream connections, and the remaining state becomes the
+//! initial state of a session in the other process's pool. The channels are placed there as after the loss of an upstream
+//! connection (P7).
 
 use std::time::Instant;
 
@@ -12,29 +12,29 @@ use super::{Life, ProxySession};
 use crate::frames::stored_frames;
 use crate::upstream::Role;
 
-/// How far a client is on its way to another process.
+/// The progress of moving a client to another process.
 #[derive(Debug)]
 pub enum Export {
-    /// It depends on its upstream connection, for this reason.
+    /// The client depends on its upstream connection, for this reason.
     Impossible(&'static str),
-    /// It cannot leave now; it is to be served on, and asked again after the next frame or nudge.
+    /// The client cannot be moved now. It continues to be served; try again after the next frame or nudge.
     Later,
-    /// Its channels leave their upstream connections: no frame may be passed to the session any more. It is to be asked again
-    /// after the next nudge.
+    /// The client's channels are leaving their upstream connections. No frame may be passed to the session any more; try
+    /// again after the next nudge.
     Leaving,
-    /// Nothing of it is left here: the session has ended.
+    /// The session has ended here, with this state.
     Done(Box<SessionState>),
 }
 
 impl ProxySession {
-    /// Takes the next step on the client's way to another process.
+    /// Takes the next step of moving the client to another process.
     pub fn export(&mut self, now: Instant) -> Export {
         self.output.now = now;
         if !self.is_exporting {
             if let Some(why) = self.export_blocker() {
                 return Export::Impossible(why);
             }
-            if self.poll_export_ready() {
+            if self.must_delay_export() {
                 return Export::Later;
             }
             self.is_exporting = true;
@@ -51,7 +51,7 @@ impl ProxySession {
         Export::Done(Box::new(self.take_state(now)))
     }
 
-    /// The reason for which the client cannot continue elsewhere: something of it ends with its upstream connection.
+    /// The reason why the client cannot be moved: it has state that ends with its upstream connection.
     fn export_blocker(&self) -> Option<&'static str> {
         let is_dependent = || {
             self.channels
@@ -75,13 +75,14 @@ impl ProxySession {
         }
     }
 
-    /// Whether something is under way that has to end first. If so, an event or a frame of the client ends it.
-    fn poll_export_ready(&mut self) -> bool {
-        // The next process knows nothing of these, so that a method would overtake their messages there.
+    /// Whether something has to be completed before the client can be moved. If so, an event or a frame of the client
+    /// completes it.
+    fn must_delay_export(&mut self) -> bool {
+        // The next process does not know the closed channels, so a method could overtake their messages there.
         if self.output.closed.ask() != 0 {
             return true;
         }
-        // The answer to a request for a consumer shows what it depends on.
+        // Whether a consumer depends on the connection is known when its consume-ok has arrived.
         let waits_for_answers = |side: &Side| !side.poll_late_answers();
         self.link.has_events()
             || self.unanswered_secrets > 0
@@ -92,12 +93,12 @@ impl ProxySession {
             || self.channels.iter().flat_map(|(_, channel)| channel.sides()).any(waits_for_answers)
     }
 
-    /// Whether a restart of the broker may have undone declarations of the client, which are not repeated yet.
+    /// Whether declarations of the client may be lost at the broker and are not repeated yet.
     fn is_torn(&self) -> bool {
         self.pool.topologies().is_torn(&self.virtual_host, self.link.declarer_id())
     }
 
-    /// Has all channels leave their upstream connections. A channel that had begun to move does so anyway.
+    /// Makes all channels leave their upstream connections. Channels that are moving already continue to do so.
     fn leave_all(&mut self) {
         let placed: Vec<_> = self
             .channels
@@ -121,7 +122,7 @@ impl ProxySession {
         for (number, mut channel) in self.channels.drain() {
             let was_own = channel.is_own();
             channel.sides_mut().for_each(Side::skip_if_idle);
-            // A side that only was to go to the client's own connection has a publishing side beside it.
+            // A side that was only about to move to the client's own connection needs a publishing side again.
             if was_own && !channel.is_own() && channel.publishing.is_none() {
                 channel.split_sides();
             }
@@ -136,8 +137,8 @@ impl ProxySession {
         state
     }
 
-    /// Begins where a session of another process has left, before anything else. Its declarations are repeated if `is_torn`, or
-    /// if they were in question there.
+    /// Continues a session of another process. Called before any other method. Its declarations are repeated if `is_torn`, or
+    /// if they were torn in the other process.
     ///
     /// # Errors
     /// As [`Self::handle_frame`].

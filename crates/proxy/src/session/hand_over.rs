@@ -1,5 +1,4 @@
-//! The handing over of departed clients' leftovers to another upstream connection (P11): work of the pool, in the
-//! background, with what a session has left behind.
+//! Sending departed clients' remaining frames on another upstream connection (P11). The pool does this in the background.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -20,7 +19,7 @@ use crate::quota::QuotaShare;
 use crate::refusal::Refusal;
 use crate::upstream::{Leased, Ledger, Placed, Role, Upstream};
 
-/// Hands over departed clients' leftovers, with the same credentials in a virtual host.
+/// Sends the remaining frames of departed clients with the same credentials in a virtual host.
 pub(super) struct HandOver {
     pub(super) handing_over: HandingOver,
     pub(super) credentials: Arc<Credentials>,
@@ -29,16 +28,16 @@ pub(super) struct HandOver {
     pub(super) alone: bool,
 }
 
-/// A departed client's leftovers of one channel.
+/// A departed client's remaining frames of one channel.
 #[derive(Debug, Default)]
 pub(super) struct DepartedChannel {
     pub(super) side: Side,
-    /// Frames that the broker must have processed first. Each is gone, or empty, once it has.
+    /// Ledgers of frames that the broker must have processed first. A ledger is then dropped or empty.
     pub(super) after: Vec<Weak<Ledger>>,
 }
 
 impl HandOver {
-    /// Starts to hand over what the departed clients' channels have left.
+    /// Starts to send the remaining frames of departed clients' channels.
     pub(super) fn begin(self, mut channels: Vec<DepartedChannel>) {
         channels.retain(|departed| !departed.side.queued.is_empty());
         let pool = self.handing_over.pool();
@@ -61,7 +60,7 @@ impl HandOver {
         for (departed, bytes) in later {
             let this = this.clone();
             background::run(async move {
-                wait_until_through(&departed.after).await;
+                wait_until_processed(&departed.after).await;
                 this.hand_over(departed.side, bytes).await;
             });
         }
@@ -93,12 +92,12 @@ impl HandOver {
                 tracing::warn!(%fault, "cannot republish messages of a disconnected client");
             }
             output.hand_over();
-            // From here on the ledger counts them.
+            // From here on the ledger counts the bytes.
             drop(bytes);
             if upstream.release(leased.channel, channel.usage(), transport::now()) {
                 if self.alone {
                     upstream.give_back(false, transport::now());
-                    // One at a time, unless the broker does not answer.
+                    // Connections are used one after the other, unless the broker does not answer.
                     let returned = wait_until_returned(&upstream, &link);
                     let _ = tokio::time::timeout(ANSWER_TIMEOUT, returned).await;
                 }
@@ -113,8 +112,8 @@ impl HandOver {
         }
     }
 
-    /// Waits for a channel, through an outage as well, and while none is to spare. As long as the broker blocks publishers that
-    /// wait has no end.
+    /// Waits for a channel: through an outage, and while all channels are in use. While the broker blocks publishers, this wait
+    /// has no timeout.
     async fn lease(
         &self,
         channel: &mut Side,
@@ -176,7 +175,7 @@ fn kept_bytes(channel: &Side) -> usize {
     channel.queued.len() + OVERHEAD
 }
 
-/// Waits until the broker has processed everything sent on a separate connection, or the connection is lost.
+/// Waits until the broker has processed everything sent on the dedicated connection, or the connection is lost.
 async fn wait_until_returned(upstream: &Upstream, link: &Arc<ClientLink>) {
     while upstream.is_own_of(link) {
         tokio::time::sleep(CHECK_INTERVAL).await;
@@ -184,7 +183,7 @@ async fn wait_until_returned(upstream: &Upstream, link: &Arc<ClientLink>) {
 }
 
 /// Waits until the brokers have processed everything sent before.
-async fn wait_until_through(ledgers: &[Weak<Ledger>]) {
+async fn wait_until_processed(ledgers: &[Weak<Ledger>]) {
     let is_under_way = |ledger: &Weak<Ledger>| ledger.upgrade().is_some_and(|ledger| ledger.has_entries());
     let mut back_off = BackOff::new(CHECK_INTERVAL, CHECK_INTERVAL_MAX);
     while ledgers.iter().any(is_under_way) {
@@ -192,15 +191,15 @@ async fn wait_until_through(ledgers: &[Weak<Ledger>]) {
     }
 }
 
-/// How long the next channel that gets a connection of its own waits for the broker's answers on that of the one before: their
-/// queue may be one that never answers.
+/// How long the next channel with a dedicated connection waits for the broker's replies to the previous channel: the previous
+/// channel's queue may never confirm.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
-/// The longest pause between two searches for a channel while none is to spare. Thousands may wait, and each search locks the
-/// pool's table.
+/// The longest pause between two searches for a free channel. Thousands may wait, and each search locks the pool's table.
 const SHORTAGE_PAUSE_MAX: Duration = Duration::from_secs(5);
-/// Bytes of the task that hands over a channel's leftovers. A client that publishes one small message may leave one behind.
+/// Memory in bytes of the task that sends a channel's remaining frames. A client that publishes one small message may cause
+/// one.
 const OVERHEAD: usize = 4096;
-/// The first interval for checking whether the broker has processed frames. It usually has within a few round trips.
+/// The first interval for checking whether the broker has processed frames, which usually takes a few round trips.
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// The longest such interval: thousands of channels may wait for a broker that does not read.
 const CHECK_INTERVAL_MAX: Duration = Duration::from_millis(500);
@@ -218,7 +217,7 @@ mod tests {
         let pool = Pool::new(PoolConfig::new(Vec::new()));
         let credentials = Arc::new(Credentials::plain("user", "password"));
         let (link, now) = (ClientLink::departed(Arc::default()), transport::now());
-        // A connection before has been given back unused.
+        // An earlier connection was given back unused.
         link.notify(Event::Returned);
         let peer = Peer::new(&pool, &credentials, Some(link.clone()), Role::General, now);
         let upstream = &peer.connection.upstream;

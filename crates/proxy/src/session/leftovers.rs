@@ -1,5 +1,5 @@
-//! The leftovers of a client (P11): frames that waited for placement when their channel, or the client,
-//! ended, and frames in flight on an upstream connection that is lost after that.
+//! The remaining frames of a departed client or closed channel (P11): frames that still waited for placement, and
+//! frames in flight on an upstream connection that is lost afterwards.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,11 +19,11 @@ use crate::pool::{HandingOver, Pool, channel_limit};
 use crate::upstream::{DepartedLedger, UnsettledEntries, Upstream};
 
 impl ProxySession {
-    /// Hands over those held frames, and those lost with a connection, that any connection can carry; replies to them are
-    /// discarded. Those of a suspect get connections of their own.
+    /// Hands over the held frames, and those lost with a connection, that may be sent on any connection. Replies to them
+    /// are discarded. The frames of a suspect are sent on dedicated connections.
     pub(super) fn hand_over_later(&self, channels: Vec<Channel>) {
         if !self.link.replay_buffer.keeps_messages() {
-            // The client sends them again itself.
+            // The client republishes them itself.
             return;
         }
         let departed = channels.into_iter().map(|channel| self.departed(channel)).collect();
@@ -36,7 +36,7 @@ impl ProxySession {
         .begin(departed);
     }
 
-    /// The frames of a channel to be handed over, and the ledgers to wait for first.
+    /// The frames of a channel to hand over, and the ledgers to wait for first.
     fn departed(&self, mut channel: Channel) -> DepartedChannel {
         let mut departed = DepartedChannel::default();
         departed.side.take_last_queue(&mut channel.general);
@@ -65,9 +65,10 @@ impl ProxySession {
     }
 }
 
-/// Sends again what departed clients had in flight on an upstream connection that is lost. A fault of the
-/// broker may have been caused by any of it: then each channel continues on a connection of its own, and
-/// frames that were already on one are given up. So does a channel that may have stalled the connection.
+/// Sends again the frames that departed clients had in flight on a lost upstream connection. If the broker closed the
+/// connection for a fault, any of these frames may have caused it: each channel's frames are sent on a dedicated
+/// connection, and frames that were on one already are dropped. Frames that may have stalled the connection are sent on
+/// a dedicated connection as well.
 pub(crate) fn send_again(
     pool: &Arc<Pool>,
     upstream: &Upstream,
@@ -76,7 +77,7 @@ pub(crate) fn send_again(
     fault: &Fault,
     now: Instant,
 ) {
-    // One channel too many is nothing that the others have caused.
+    // Exceeding the user's channel limit is not caused by frames on the channels that were open.
     let alone = fault.code != ReplyCode::ConnectionForced
         && channel_limit(fault, &upstream.credentials().username).is_none();
     let (mut channels, mut suspects) = (Vec::new(), Vec::new());
@@ -91,7 +92,7 @@ pub(crate) fn send_again(
             continue;
         }
         add(&pool.counters().messages_departed_resent, left.remains.messages);
-        // Exclusive queues of the client's own connection are gone with it.
+        // Whether the meaning of an empty queue name at the start of the frames is known.
         let knows_queue = left.remains.carried.last_queue.is_some();
         left.remains.frames = harmless(&left.remains.frames, was_own, knows_queue);
         let list = if left.is_suspect { &mut suspects } else { &mut channels };
@@ -108,12 +109,12 @@ pub(crate) fn send_again(
     }
 }
 
-/// The frames of `queued` that need no client to be present, and that cannot make the broker close a connection (P2):
-/// whole messages, and methods that any connection can carry. Excludes consumers and gets, which would take
-/// messages for a client that cannot acknowledge them, cancels of its consumers, which are gone, and frames behind
-/// `tx.select`, which are not committed. An empty queue name must mean a queue that is known, in front of them if
-/// `knows_queue`: a name that the broker was still to make up is of no use without a client, and the upstream channel
-/// may know a queue of another one.
+/// The frames of `queued` that are useful without the client, and that cannot make the broker close a connection (P2):
+/// complete messages, and methods that may be sent on any connection. Excludes consumers and gets, which would take
+/// messages that the departed client cannot acknowledge, cancels of its former consumers, and frames after `tx.select`,
+/// which are not committed. Excludes methods with an empty queue name unless the queue is known: from an earlier
+/// declaration in `queued`, or from the start if `knows_queue`. A server-named queue is of no use without the client,
+/// and on the new upstream channel the name may mean another client's queue.
 fn harmless(queued: &[u8], exclusive: bool, mut knows_queue: bool) -> Vec<u8> {
     let mut harmless_frames = Vec::new();
     // The start of the current message, whether it is harmless, and the data needed to decide that.
@@ -216,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_queue_name_is_kept_where_its_meaning_is_known() {
+    fn methods_with_an_empty_queue_name_are_kept_only_if_the_queue_is_known() {
         let declare = |queue| method(queue::Declare { queue, ..Default::default() });
         let bind = || method(queue::Bind { exchange: "e", ..Default::default() });
         let named = [declare("q"), bind()].concat();

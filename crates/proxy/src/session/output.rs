@@ -10,17 +10,17 @@ use crate::upstream::{Share, Upstream};
 /// Bytes for one upstream connection at a time, usually the only one, so that a batch costs one lock.
 #[derive(Debug)]
 pub(super) struct Output {
-    /// The time of the session's present call, as its caller gave it.
+    /// The time of the current call, as given by the caller.
     pub(super) now: Instant,
     target: Option<Arc<Upstream>>,
     bytes: Vec<u8>,
-    /// Bytes handed over to the last two shared targets: one for publishing, and one for the rest.
+    /// The client's windows on the last two shared connections: one for publishing, one for everything else.
     shares: [Share; 2],
     /// Bytes handed over and not yet counted.
     uncounted: usize,
     /// Messages taken and not yet counted.
     messages: u64,
-    /// The channels whose messages others' methods come behind.
+    /// Closed channels whose messages must be processed before methods of other channels are sent.
     pub(super) closed: ClosedChannels,
 }
 
@@ -89,6 +89,6 @@ impl Output {
     }
 }
 
-/// Bytes from which on a batch is handed over before it ends, so that the broker gets work early and the
-/// vector does not keep doubling.
+/// A batch of at least this many bytes is handed over before it ends, so that the broker gets work early and the vector
+/// does not keep doubling.
 const HAND_OVER_ABOVE: usize = 64 * 1024;

@@ -72,8 +72,8 @@ impl ProxySession {
         result
     }
 
-    /// Whether a method needs the client's own connection, because it settles deliveries that nobody can tell on a shared one.
-    /// The move requeues them, so that they are delivered once more.
+    /// Whether a method needs the client's own connection, because it settles all deliveries so far and it is unknown which
+    /// deliveries that means on the shared connection. The move requeues them, so they are delivered again.
     fn settles_unknown(&mut self, number: u16, payload: &[u8]) -> bool {
         let Some(channel) = self.channels.get_mut(number) else { return false };
         let needs_own = !channel.is_closing() && channel.general.settles_unknown(payload);
@@ -83,8 +83,8 @@ impl ProxySession {
         needs_own
     }
 
-    /// Whether it is the turn of a frame that the client sends now. If not, the channel is checked again with
-    /// the next event.
+    /// Whether a new frame of the client may be sent now, without waiting behind earlier frames. If not, the channel is
+    /// checked again with the next event.
     fn is_next(&mut self, number: u16, turn: FrameTurn, needs_own: bool) -> bool {
         let Some(channel) = self.channels.get_mut(number) else { return true };
         if needs_own || channel.is_own() {
@@ -104,8 +104,8 @@ impl ProxySession {
         }
     }
 
-    /// Passes on frames that may go now: those that wait for answers, and then those in the wait queue. Channels
-    /// that may be left now are closed at the broker.
+    /// Sends frames that may be sent now: first those that waited for replies, then those in the wait queue. Closes old
+    /// upstream channels that may be left now.
     pub(super) fn go_on(&mut self) -> Result<(), Fault> {
         let mut result = Ok(());
         for number in std::mem::take(&mut self.lined_up) {

@@ -41,7 +41,7 @@ impl ProxySession {
     /// Makes sure that a side of a channel is placed, or will be; moves the whole channel to the client's own
     /// connection if it has to be there.
     pub(super) fn ensure_placed(&mut self, number: u16, needs_own: bool, role: Role) -> Result<(), Fault> {
-        // A client with its own connection has no reason to use another one for new channels.
+        // A client with its own connection uses it for new channels as well, unless that connection is only a stream.
         let has_own = self.suspect || !(self.budget.has_stream() || matches!(self.own, UpstreamLink::None));
         let suspect = self.suspect;
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
@@ -80,7 +80,7 @@ impl ProxySession {
             }
             SidePlacement::Placed(route) => !route.own,
         };
-        // Frames that waited for either side go out there, in order.
+        // Frames that waited for either side are sent on the own connection, in order.
         let in_line = std::mem::take(&mut channel.in_line);
         if leaving {
             self.leave(number, Role::General, true)?;
@@ -93,7 +93,7 @@ impl ProxySession {
                     self.leave(number, Role::Publishing, true)?;
                 }
                 SidePlacement::Placed(route) => {
-                    // Nothing is waited for, not even a broker that does not read.
+                    // There is nothing to wait for, so a broker that does not read does not delay the move.
                     let route = route.clone();
                     self.output.hand_over();
                     let now = self.output.now;
@@ -125,7 +125,7 @@ impl ProxySession {
             return Ok(());
         }
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
-        // The whole channel is placed, once its other side has left.
+        // On the own connection, the general side carries the whole channel, once the other side has left.
         let role = if channel.is_own() { Role::General } else { role };
         if channel.is_own() && channel.publishing.as_ref().is_some_and(|side| side.route().is_some()) {
             return Ok(());
@@ -133,8 +133,8 @@ impl ProxySession {
         if role == Role::Publishing && self.turn_publishing(number) {
             return Ok(());
         }
-        // A connection may be full, or gone before its end was reported; the next one may be as well, but not
-        // forever.
+        // A connection may be full, or have ended before its end was reported. The next one may be, too, so the
+        // attempts are bounded.
         for _ in 0..PLACING_ATTEMPTS {
             let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
             let Some(side) = channel.side(role) else { return Ok(()) };
@@ -161,7 +161,7 @@ impl ProxySession {
                     self.queued -= before - side.queued.len();
                     result?;
                     if side.is_deferred() || channel.is_closing() {
-                        // Not at once: the frames it was placed for may still be on their way to it.
+                        // Deferred, because the frame for which the side was placed may not be queued yet.
                         self.line_up(number);
                     }
                     return Ok(());
@@ -274,22 +274,22 @@ impl ProxySession {
         attached
     }
 
-    /// Starts a side's move to another connection. Nothing goes out on it until the old upstream channel is
-    /// closed, so that nothing overtakes earlier publishes; the close waits for their confirms, and for late answers.
+    /// Starts a side's move to another connection. No frame of it is sent until the old upstream channel is closed, so
+    /// that no frame overtakes earlier publishes; the close waits for their confirms, and for late answers.
     pub(super) fn leave(&mut self, number: u16, role: Role, own: bool) -> Result<(), Fault> {
         let Some(was_own) = self.leave_side(number, role, own) else { return Ok(()) };
         let Some(side) = self.side(number, role) else { return Ok(()) };
         if was_own && !own && !side.touched {
-            // It has only published, and is placed with its next message: most likely on a connection that is
-            // there, be it the one that is about to be given back.
+            // It has only published, and is placed with its next message: most likely on an existing connection,
+            // perhaps the one that is about to be given back.
             return Ok(());
         }
         let confirm = side.is_confirming();
         self.connection(own, role, confirm).map(drop)
     }
 
-    /// Like [`Self::leave`], without looking for the connection that it goes to. Returns whether it was on the
-    /// client's own one; `None` if it was not placed.
+    /// Like [`Self::leave`], without requesting the next connection. Returns whether the side was on the client's own
+    /// connection, or `None` if it was not placed.
     pub(super) fn leave_side(&mut self, number: u16, role: Role, own: bool) -> Option<bool> {
         self.output.hand_over();
         let side = self.side(number, role)?;
@@ -304,7 +304,7 @@ impl ProxySession {
         Some(was_own)
     }
 
-    /// Closes the upstream channels that are being left, once nothing more is to come there.
+    /// Closes the upstream channels that are being left and have no pending confirms or late answers.
     pub(super) fn close_left(&mut self, number: u16) {
         let Some(channel) = self.channels.get_mut(number) else { return };
         for side in channel.sides_mut().filter(|side| side.may_be_left()) {
@@ -356,13 +356,13 @@ impl ProxySession {
             Event::NotRestored { fault } => return Err(fault.on_connection()),
             Event::Lost { upstream, fault, is_suspect } => {
                 self.lost(upstream, fault, is_suspect)?;
-                // A channel may have waited for a number there.
+                // A channel may have waited for a channel number on that connection.
                 return self.place_all_waiting();
             }
             Event::Returned => {
                 if self.life == Life::Returning {
                     self.life = Life::Closed;
-                    // It may belong to another client by now.
+                    // The connection may belong to another client by now.
                     self.own = UpstreamLink::None;
                 }
             }
@@ -406,7 +406,7 @@ impl ProxySession {
     ) -> Result<(), Fault> {
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         let Some(role) = channel.role_of(lease) else {
-            // The client closed it meanwhile; that way the broker has received, or will receive, its close-ok.
+            // The client closed the channel meanwhile, so the broker has received, or will receive, its close-ok.
             return Ok(());
         };
         if !answered && let Some(fault) = self.retryable_refusal(number, role, payload) {
@@ -414,7 +414,7 @@ impl ProxySession {
         }
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         let (queued, staged) = (channel.queued(), channel.staged());
-        // The close-ok goes behind all frames that were on their way.
+        // The close-ok is sent after all frames that were on their way.
         self.output.hand_over();
         if answered && let Some(side) = self.side(number, role) {
             side.place = SidePlacement::Unplaced;
@@ -425,8 +425,8 @@ impl ProxySession {
         if let Some(side) = channel.side_mut(role)
             && let Some(route) = side.route().cloned()
         {
-            // Nothing is replayed if the connection has ended: the broker has discarded the frames behind the
-            // fault.
+            // The result does not matter: the broker has discarded the frames after the fault, so nothing is replayed
+            // even if the connection has ended.
             let _ = route.upstream.release(route.channel, side.usage(), self.output.now);
             side.place = SidePlacement::Unplaced;
         }
@@ -441,7 +441,7 @@ impl ProxySession {
             let Some(route) = side.route().cloned() else { continue };
             note_closed(&mut self.output, &self.link, side, &route);
             if !route.upstream.release(route.channel, side.usage(), self.output.now) {
-                // Its frames are gone with its connection.
+                // The remaining frames are not replayed.
                 drop(side.take_remains());
             }
         }
@@ -450,8 +450,7 @@ impl ProxySession {
         Ok(())
     }
 
-    /// The broker's refusal of a consumer that was made again, if it is to be made once more: without an offset that
-    /// the pool has asked for, or later.
+    /// The broker's refusal of a recreated consumer, if a retry may succeed: without the offset that the pool added, or later.
     fn retryable_refusal(&mut self, number: u16, role: Role, payload: &[u8]) -> Option<Fault> {
         let now = self.output.now;
         let Ok(Method::ChannelClose(close)) = Method::decode(payload) else { return None };
@@ -463,13 +462,13 @@ impl ProxySession {
 
     /// Continues a side of a channel on another upstream channel, after [`Self::retryable_refusal`].
     fn retry_consumers(&mut self, number: u16, role: Role, fault: &Fault) -> Result<(), Fault> {
-        // The close-ok goes behind all frames that were on their way.
+        // The close-ok is sent after all frames that were on their way.
         self.output.hand_over();
         let now = self.output.now;
         let Some(side) = self.side(number, role) else { return Ok(()) };
         let (own, usage) = (side.is_own(), side.usage());
         if let Some(route) = side.route().cloned() {
-            // If its connection has ended, the frames in flight are still the ledger's.
+            // If the connection has ended, the frames in flight are still in the ledger.
             let _ = route.upstream.release(route.channel, usage, now);
         }
         side.place = SidePlacement::Waiting { own, resuming: true };
@@ -480,14 +479,15 @@ impl ProxySession {
         self.resume(number, role, remains, fault)
     }
 
-    /// One timer serves the whole session, or the retries of many sides would add up.
+    /// One timer serves the whole session, so that the retries of many sides do not add up.
     fn schedule_retry_in_session(&mut self) {
         if !std::mem::replace(&mut self.retry_pending, true) {
             remind(&self.link, RETRY_PAUSE);
         }
     }
 
-    /// Places the sides that wait, but those whose queues had not started less than a pause ago.
+    /// Places the waiting sides, except those that were refused less than [`RETRY_PAUSE`] ago because their queues had
+    /// not started.
     fn retry(&mut self) -> Result<(), Fault> {
         self.retry_pending = false;
         let now = self.output.now;
@@ -562,7 +562,8 @@ impl ProxySession {
         self.place_waiting(own, role)
     }
 
-    /// Notes that the connection that channels wait for was lost at once. Returns whether one of them waits again.
+    /// Notes that the connection for which channels wait was lost at once. Returns whether that had happened to one of
+    /// them before.
     fn waits_again(&mut self, own: bool, role: Role) -> bool {
         let role = if own { Role::General } else { role };
         let mut is_again = false;
@@ -597,7 +598,7 @@ impl ProxySession {
     }
 }
 
-/// The least pause before a consumer is made again whose queue has not started yet; the most is twice as long.
+/// Minimum pause before a consumer whose queue has not started is recreated; the maximum is twice as long.
 const RETRY_PAUSE: Duration = Duration::from_millis(250);
-/// Number of connections tried for a channel at once. More than one is needed only when one ends at that moment.
+/// Number of connections tried in a row for a channel. More than one is needed only when a connection ends at that moment.
 const PLACING_ATTEMPTS: usize = 4;

@@ -14,8 +14,8 @@ use crate::pool::channel_limit;
 use crate::upstream::{ChannelOpening, Role, UnsettledEntries};
 
 impl ProxySession {
-    /// An upstream connection has ended. This matters if a channel, or an exclusive queue, was there: state
-    /// that can be carried over continues elsewhere, anything else ends with an error that says so.
+    /// An upstream connection has ended. If the client had channels or an exclusive queue on it, recoverable state
+    /// continues on another connection; any other state ends with an error that names it.
     pub(super) fn lost(&mut self, id: u64, fault: Fault, is_suspect: bool) -> Result<(), Fault> {
         let lost = self.attached.iter().position(|upstream| upstream.id == id);
         let now = self.output.now;
@@ -45,7 +45,7 @@ impl ProxySession {
         self.pool.topologies().lost_client(&self.virtual_host, self.link.declarer_id());
         let is_over_limit = channel_limit(&fault, &self.credentials.username).is_some();
         if !self.link.replay_buffer.keeps_messages() {
-            // Another client may have opened the channel that was one too many.
+            // Another client may have opened the channel that exceeded the limit.
             return Err(if is_over_limit { broken_off(&fault) } else { fault });
         }
         if fault.code != ReplyCode::ConnectionForced && !is_own && !is_over_limit {
@@ -53,7 +53,7 @@ impl ProxySession {
             // a repeated fault ends only the client that causes it.
             self.suspect |= sides.iter().any(|(number, role)| self.is_suspect(*number, *role));
         }
-        // Likewise: on a connection of its own only the client waits for its queue.
+        // Likewise for a stall: on its own connection, only this client waits for its queue.
         self.suspect |= is_suspect;
         let has_risked = sides.iter().any(|(number, _)| self.has_risked(*number));
         let steady = STEADY.min(self.pool.config().outage_max);
@@ -82,11 +82,11 @@ impl ProxySession {
             self.requeue_unsettled(remains);
             return goes_on;
         }
-        // The broker may still count channels of the lost connection.
+        // Pauses because queues elect a leader, or because the broker may still count the channels of the lost connection.
         if broker_failed || (is_over_limit && !is_new) {
             self.pause = (self.pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
         }
-        // All of them, even if one fails: what remains of the others is handed over.
+        // Resumes all sides, even if one fails: the others' frames are then handed over.
         let mut result = Ok(());
         for (number, role, remains) in remains {
             let resumed = self.resume(number, role, remains, &fault);
@@ -109,8 +109,8 @@ impl ProxySession {
         sides
     }
 
-    /// Takes what remains of the sides. Returns also whether this loss `is_new`, as far as the sides tell: whether none of
-    /// them had been lost before, with what is lost now.
+    /// Takes the unsettled entries of the sides. Also returns whether this loss `is_new` as far as the sides tell: none of
+    /// the frames and recreated consumers that are lost now had been lost before.
     fn all_remains(
         &mut self,
         sides: Vec<(u16, Role)>,
@@ -126,7 +126,7 @@ impl ProxySession {
         (all, is_new)
     }
 
-    /// Holds what remains of the sides of a session that ends now, which hands it over.
+    /// Requeues the unsettled entries of the sides of a session that ends now and hands them over.
     fn requeue_unsettled(&mut self, remains: Vec<(u16, Role, UnsettledEntries)>) {
         for (number, role, remains) in remains {
             let Some(side) = self.side(number, role) else { continue };
@@ -137,7 +137,8 @@ impl ProxySession {
         }
     }
 
-    /// The same where the broker refuses to open one channel more: what was sent there is lost.
+    /// Like [`Self::requeue_unsettled`], when the broker has refused to open one more channel: drops the frames of the
+    /// channels that it refused.
     fn queue_opened_again(&mut self, remains: Vec<(u16, Role, UnsettledEntries)>) {
         let is_refused =
             |(_, _, remains): &(u16, Role, UnsettledEntries)| remains.opening == ChannelOpening::Refused;
@@ -147,7 +148,7 @@ impl ProxySession {
         self.requeue_unsettled(others);
     }
 
-    /// Whether frames were sent on a side that the broker has not answered, or never answers.
+    /// Whether frames were sent on a side that the broker has not answered, or that have no answer.
     fn is_suspect(&mut self, number: u16, role: Role) -> bool {
         self.side(number, role).is_some_and(|side| side.is_suspect())
     }
@@ -163,8 +164,8 @@ impl ProxySession {
         Some(remains)
     }
 
-    /// Ends the client if losses repeat for too long: a broker that keeps letting clients in and losing them
-    /// is an outage, too. A loss `is_new` if nothing is lost that had been lost before and was not answered since.
+    /// Ends the client if losses repeat for too long: a broker that keeps accepting connections and losing them is an
+    /// outage, too. A loss `is_new` if nothing of what is lost had been lost before without an answer since.
     pub(super) fn validate_progress(&mut self, is_new: bool, fault: &Fault) -> Result<(), Fault> {
         if is_new {
             self.in_trouble_since = None;
@@ -218,11 +219,11 @@ impl ProxySession {
         let was_own = side.route().is_some_and(|route| route.own);
         let goes_on = side.resume(remains, ends, suspect && role == Role::General);
         if was_own && !channel.is_own() {
-            // It goes to shared connections, now or when there is something to do again.
+            // The channel returns to shared connections, now or with its next frame.
             channel.split_sides();
         }
         self.queued += channel.queued() - before;
-        // Frames that waited for this side may wait for nothing now.
+        // Frames that waited for this side may be sent now.
         self.line_up(number);
         if goes_on {
             add(&self.pool.counters().channels_recovered, 1);
@@ -238,7 +239,7 @@ impl ProxySession {
     }
 }
 
-/// The state of a channel that is bound to the lost connection, if any.
+/// The state of a channel that cannot be recovered after the loss of its connection, if any.
 fn unrecoverable_state(channel: &Channel, remains: &UnsettledEntries) -> Option<&'static str> {
     if channel.general.transactional {
         Some("a transaction")
@@ -260,9 +261,8 @@ fn cannot_recover(code: ReplyCode, fault: &Fault, what: &str) -> Fault {
     Fault::new(code, text)
 }
 
-/// A connection that lasted this long was not lost again at once: consumers that were made again there have
-/// recovered.
+/// If a connection lasted this long, the consumers that were recreated on it count as recovered, and its loss as a new one.
 const STEADY: Duration = Duration::from_secs(10);
-/// The shortest pause after a broker has failed to restore a consumer, and below it the longest.
+/// The shortest and longest pause after a broker has failed to restore a consumer.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(2);

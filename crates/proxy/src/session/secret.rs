@@ -13,9 +13,9 @@ use crate::refusal::Refusal;
 use crate::upstream::{Role, Upstream};
 
 impl ProxySession {
-    /// Handles `connection.update-secret`. Returns true if the secret is the present one, which the broker
-    /// has accepted: answer now. Otherwise returns false: a separate login verifies it with the broker (P1),
-    /// and the session answers the client itself when that has succeeded. While no broker can be asked, the
+    /// Handles `connection.update-secret`. Returns true if the secret is the current one, which the broker has
+    /// accepted: the caller should reply now. Otherwise returns false: a separate login verifies it with the broker
+    /// (P1), and the session answers the client itself when that has succeeded. While no broker can be asked, the
     /// client is neither answered nor closed.
     ///
     /// # Errors
@@ -35,10 +35,10 @@ impl ProxySession {
         Ok(false)
     }
 
-    /// Handles the broker's verdict on the new secret. Nothing moves on the client's own connection, which is updated, and is
-    /// closed rather than reused afterwards, nor on one that it shares with nobody who has another secret. From others
-    /// its channels move where nothing comes of it. One with consumers stays until [`Self::leave_former_secret`]: the broker
-    /// would deliver again what it has delivered.
+    /// Handles the broker's verdict on the new secret. The client's own connection gets the new secret, so its channels stay;
+    /// it is closed rather than reused afterwards. So does a shared connection whose other clients all have the new secret.
+    /// From other connections, channels that have only published or declared are moved at once. A channel with consumers
+    /// stays until [`Self::leave_former_secret`], because a move causes redeliveries.
     pub(super) fn secret_verified(
         &mut self,
         number: u64,
@@ -64,7 +64,7 @@ impl ProxySession {
         }
         self.output.hand_over();
         self.attached.iter().for_each(|upstream| upstream.renew(&self.link, &self.credentials));
-        // One that is still being opened will have the old secret, too, and gets the new one when it is open.
+        // An own connection that is still being opened is opened with the old secret, and gets the new one afterwards.
         self.rekeyed |= !matches!(self.own, UpstreamLink::None);
         for upstream_link in [&mut self.general, &mut self.publishing] {
             if !upstream_link.upstream().is_some_and(|upstream| upstream.is_of(&self.credentials)) {
@@ -87,14 +87,14 @@ impl ProxySession {
             self.leave(number, role, false)?;
         }
         self.leave_former_connections();
-        // Sides that wait for a channel number on a connection which the client has left would not be notified of one.
+        // Sides may wait for a channel number on a connection that the client has left, which does not notify it any more.
         self.place_all_waiting()?;
         self.answer(0, connection::UpdateSecretOk {});
         Ok(())
     }
 
-    /// Moves a channel with consumers from a connection of a former secret of the client, before it sends a method that needs
-    /// the rights of the present one.
+    /// Moves a channel off a connection with a former secret of the client, before the channel sends a method that needs the
+    /// permissions of the current secret.
     pub(super) fn leave_former_secret(&mut self, number: u16) -> Result<(), Fault> {
         if self.new_secrets == 0 {
             return Ok(());
@@ -104,7 +104,7 @@ impl ProxySession {
         if is_left { self.leave(number, Role::General, false) } else { Ok(()) }
     }
 
-    /// Removes the client from connections of its former secrets on which it has no channel any more.
+    /// Detaches the client from connections with its former secrets on which it has no channels left.
     pub(super) fn leave_former_connections(&mut self) {
         if self.new_secrets == 0 {
             return;
@@ -123,13 +123,13 @@ impl ProxySession {
         });
     }
 
-    /// Whether a side is on a connection that it shares with clients which have a former secret of this one.
+    /// Whether a side is on a shared connection with a former secret of the client.
     fn is_of_former_secret(&self, side: &Side) -> bool {
         matches!(&side.place, SidePlacement::Placed(route) if !route.own && !route.upstream.is_of(&self.credentials))
     }
 }
 
-/// New secrets that a client may have sent without a reply: each takes a login, and during an outage many.
+/// Maximum new secrets of a client without a reply: verifying each takes a login, and during an outage repeated logins.
 pub(crate) const MAX_UNANSWERED_SECRETS: usize = 4;
 /// Class and method id of `connection.update-secret`.
 const UPDATE_SECRET_IDS: (u16, u16) = (10, 70);

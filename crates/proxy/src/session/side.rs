@@ -31,39 +31,42 @@ use crate::upstream::{
 #[derive(Debug, Default)]
 pub(super) struct Side {
     pub(super) place: SidePlacement,
-    /// Number of the present lease, to match events.
+    /// Number of the current lease, to match events.
     pub(super) lease: u64,
-    /// Frames that wait for placement, or for answers to methods in front of them ([`Ledger::may_overtake`]).
+    /// Frames that wait for placement, or for answers to earlier methods ([`Ledger::may_overtake`]).
     pub(super) queued: Vec<u8>,
-    /// Whether the client has used it in a way that only a close at the broker undoes.
+    /// Whether the client has used the channel in a way that only `channel.close` undoes.
     pub(super) touched: bool,
     /// Whether frames went out on the present upstream channel whose success no reply reports.
     unproven: bool,
-    /// Since when the broker has not been ready for consumers that are made again. Cleared when they are lost again.
+    /// Since when the broker has refused to recreate consumers because their queues had not started. Cleared when the
+    /// channel is lost again.
     pub(super) refused_since: Option<Instant>,
-    /// When the last such refusal came. Set until a pause is over: it is not placed before.
+    /// The time of the last such refusal. Cleared after a pause; the side is not placed before.
     pub(super) paused_since: Option<Instant>,
-    /// Whether its frames had been lost with a connection, or waited for one that was lost at once, before they went out
-    /// on the present upstream channel, or will. Cleared when it is lost anew without such frames, or left.
+    /// Whether its frames have been sent before, on a connection that was lost, or have waited for a connection that was
+    /// lost at once. Cleared when the upstream channel is lost without unsettled frames, or left.
     pub(super) sends_again: bool,
     /// Whether the client has sent `tx.select`.
     pub(super) transactional: bool,
-    /// Whether the broker had opened the upstream channel that was lost. Set when one is lost.
+    /// Whether the broker had opened the previous upstream channel. Set when an upstream channel is lost.
     was_opened: bool,
     setup: Setup,
-    /// Number of publishes in confirm mode on the present upstream channel.
+    /// Number of publishes in confirm mode on the current upstream channel.
     published: u64,
-    /// State that the present upstream channel started with, or the next one will.
+    /// State that the current upstream channel started with, or that the next one will start with.
     carried: MovedState,
-    /// The frames in flight on the present upstream channel.
+    /// The frames in flight on the current upstream channel.
     ledger: Option<Arc<Ledger>>,
-    /// The deliveries of the present upstream channel that the client has settled. Boxed: most sides settle none.
+    /// The deliveries of the current upstream channel that the client has settled. Boxed, because most sides settle none.
     settled: Option<Box<Settled>>,
-    /// The meaning of an empty queue name, if the client has told it, or the channel was moved since the broker did.
+    /// The queue that an empty name means, if the client has named it, or if the broker named it on an earlier upstream
+    /// channel.
     last_queue: Option<Box<str>>,
-    /// Whether the broker makes a name up for the queue declared last, and does not tell it.
+    /// Whether the queue declared last is server-named and was declared with no-wait, so that its name stays unknown.
     has_unknown_last_queue: bool,
-    /// The last closed channel whose messages its methods come behind; 0 for none. Set when the client sends one.
+    /// The number of the last closed channel whose messages must be processed before the waiting methods are sent; 0
+    /// for none. Set when the client sends such a method.
     behind: u64,
 }
 
@@ -73,8 +76,8 @@ pub(super) enum SidePlacement {
     /// Not placed: nothing had to go out yet.
     #[default]
     Unplaced,
-    /// Waiting for a connection that is being opened. `resuming` if the previous upstream channel, with deliveries
-    /// or frames in flight, was lost or left.
+    /// Waiting for a connection that is being opened, or for a channel on one. `resuming` if there was an upstream
+    /// channel before, with deliveries or frames in flight, which was lost or left.
     Waiting {
         own: bool,
         resuming: bool,
@@ -87,7 +90,7 @@ pub(super) enum SidePlacement {
         close_sent: bool,
     },
     Placed(Route),
-    /// The client has closed its channel, and `channel.close` was sent to the broker: close-ok follows.
+    /// The client has closed its channel, and `channel.close` was sent to the broker, which is about to reply.
     Closing(Route),
 }
 
@@ -107,7 +110,7 @@ struct Setup {
 }
 
 impl Side {
-    /// The upstream channel known to the broker, whether it is being left or not.
+    /// The upstream channel that is open at the broker, even if it is being left.
     pub(super) fn route(&self) -> Option<&Route> {
         match &self.place {
             SidePlacement::Placed(route)
@@ -138,8 +141,7 @@ impl Side {
     #[inline]
     pub(super) fn send(&mut self, output: &mut Output, kind: FrameKind, payload: &[u8]) -> Result<(), Fault> {
         let SidePlacement::Placed(route) = &self.place else {
-            // An acknowledgement sent while the channel is unplaced refers to deliveries from its previous
-            // placement.
+            // An acknowledgement sent while the channel is unplaced refers to deliveries of the previous upstream channel.
             let was_delivered =
                 self.is_resuming() || (self.touched && matches!(self.place, SidePlacement::Leaving { .. }));
             let is_stale = was_delivered && kind == FrameKind::Method && is_settling(payload);
@@ -158,7 +160,7 @@ impl Side {
             let (upstream, channel) = (route.upstream.clone(), route.channel);
             let Some(payload) = self.settling(payload) else { return Ok(()) };
             let payload = self.with_explicit_queue(payload, &upstream, channel);
-            // A name may have made it longer.
+            // An explicit queue name may have made it longer.
             check_fits(kind, &payload, frame_max)?;
             self.note(&payload, &upstream, channel);
             put_frame(output.to(&upstream), FrameKind::Method, channel, &payload, 0);
@@ -182,13 +184,13 @@ impl Side {
         Ok(())
     }
 
-    /// Orders the next method after the messages of closed channels, up to this one.
+    /// Orders the next method after the messages of closed channels up to this number.
     pub(super) fn order_after_closed(&mut self, closed: u64) {
         self.behind = closed;
     }
 
-    /// Whether a frame waits for answers to methods in front of it: late ones, or the one that has the name of the queue
-    /// that it means; or for the broker to process messages of closed channels. Then an event follows.
+    /// Whether a frame has to wait: for late answers to earlier methods, for the reply with the name of the queue that
+    /// it refers to, or until the broker has processed messages of closed channels. If so, an event follows.
     fn has_to_wait(&self, kind: FrameKind, payload: &[u8], closed: &mut ClosedChannels) -> bool {
         if kind != FrameKind::Method || is_publish(payload) || is_settling(payload) {
             return false;
@@ -200,8 +202,8 @@ impl Side {
         !ledger.may_overtake(payload) || (self.needs_name(payload) && !ledger.poll_declarations())
     }
 
-    /// Whether a method is to go out with the name of the queue that was declared last, which the broker has to tell: it
-    /// is not answered, and may be sent again at any time.
+    /// Whether a method refers to the queue declared last by an empty name and must not be sent before the broker has
+    /// replied with that name: a method with no-wait may be replayed at any time, and needs the explicit name.
     fn needs_name(&self, payload: &[u8]) -> bool {
         self.last_queue.is_none()
             && !self.has_unknown_last_queue
@@ -220,14 +222,14 @@ impl Side {
         matches!(self.place, SidePlacement::Leaving { close_sent: false, .. })
     }
 
-    /// Whether that can be done now: no confirm or late answer is still to come. If one is, an event follows.
+    /// Whether the old upstream channel can be closed now: no confirm or late answer is pending. If one is, an event follows.
     pub(super) fn may_be_left(&self) -> bool {
         let SidePlacement::Leaving { route, close_sent: false, .. } = &self.place else { return false };
         route.upstream.poll_confirms(route.channel, self.published)
             && self.ledger.as_ref().is_none_or(|ledger| ledger.poll_late_answers())
     }
 
-    /// Passes on the frames that have waited for answers and may go now.
+    /// Sends the frames that have waited for answers and may be sent now.
     pub(super) fn go_on(&mut self, output: &mut Output) -> Result<(), Fault> {
         if !self.is_deferred() {
             return Ok(());
@@ -246,7 +248,7 @@ impl Side {
         result
     }
 
-    /// Drops the held frames that settle deliveries of an upstream channel that is left or lost.
+    /// Drops held frames that settle deliveries of an upstream channel that was left or lost.
     pub(super) fn drop_stale(&mut self) {
         if !self.touched || self.queued.is_empty() {
             return;
@@ -254,7 +256,7 @@ impl Side {
         self.queued = without_settling(&self.queued);
     }
 
-    /// Passes on held frames: all of them, or none if one does not fit.
+    /// Sends held frames: all of them, or none if one exceeds frame_max.
     pub(super) fn send_stored(&mut self, output: &mut Output, stored: &[u8]) -> Result<(), Fault> {
         if let SidePlacement::Placed(route) = &self.place {
             let frame_max = route.upstream.frame_max;
@@ -263,7 +265,7 @@ impl Side {
         stored_frames(stored).try_for_each(|(kind, payload)| self.send(output, kind, payload))
     }
 
-    /// Counts messages that are passed on, of which one is `mandatory` or none.
+    /// Counts messages that are passed on; at most one of them is `mandatory`.
     #[inline]
     pub(super) fn count_publishes(&mut self, messages: u64, mandatory: bool) {
         if self.setup.confirm {
@@ -288,7 +290,7 @@ impl Side {
             (Some(ledger), _) if self.setup.confirm => ledger.messages(frames, messages),
             (Some(ledger), SidePlacement::Placed(route)) if !self.transactional => {
                 let is_time = ledger.unconfirmed_messages(frames, messages);
-                // Set after recording: the task that sees this flag looks into the ledger.
+                // Set after recording, because the task that sees this flag reads the ledger.
                 route.upstream.note_unproven();
                 return is_time;
             }
@@ -297,8 +299,7 @@ impl Side {
         false
     }
 
-    /// Whether messages outside confirm mode went out that no request follows; and whether it is time for
-    /// [`Self::prove`].
+    /// Whether messages outside confirm mode were sent with no request after them, and whether it is time for [`Self::prove`].
     pub(super) fn is_unproven(&self) -> (bool, bool) {
         self.ledger.as_ref().map_or((false, false), |ledger| ledger.is_unproven())
     }
@@ -311,7 +312,7 @@ impl Side {
         }
     }
 
-    /// Requests a reply that only shows that the broker has processed everything in front of it.
+    /// Requests a reply for the sole purpose of proving that the broker has processed all earlier frames.
     pub(super) fn request_proof(&mut self, output: &mut Output) {
         let (SidePlacement::Placed(route), Some(ledger)) = (&self.place, &self.ledger) else { return };
         ledger.prove();
@@ -319,13 +320,12 @@ impl Side {
         write_method(output.to(&route.upstream), route.channel, channel::Flow { active: true });
     }
 
-    /// Whether frames are in flight that have to be kept if the client leaves.
+    /// Whether frames are in flight that must be kept if the client departs.
     pub(super) fn has_under_way(&self) -> bool {
         self.ledger.as_ref().is_some_and(|ledger| ledger.has_entries())
     }
 
-    /// Whether the broker may still have to carry out a method of the client, and to answer it unless it was sent with
-    /// no-wait.
+    /// Whether the broker may not have carried out a method of the client yet, with no-wait or not.
     pub(super) fn has_methods_under_way(&self) -> bool {
         self.ledger.as_ref().is_some_and(|ledger| ledger.has_methods())
     }
@@ -354,7 +354,7 @@ impl Side {
         }
     }
 
-    /// Writes the methods that set up limits and consumers again; returns how many replies they will bring.
+    /// Writes the methods that restore prefetch limits and consumers; returns the number of expected replies.
     fn restore(&self, out: &mut Vec<u8>, number: u16) -> u16 {
         let mut answers = 0;
         let mut qos = |out: &mut Vec<u8>, prefetch_count, global| {
@@ -373,14 +373,13 @@ impl Side {
         answers
     }
 
-    /// Whether the broker has closed the channel because the pool, and not the client, has asked it for a consumer with
-    /// an offset. The queue is then known not to have any.
+    /// Whether the broker has closed the channel because of a stream offset that the pool, not the client, added to a
+    /// consumer. The queue is then known not to be a stream.
     pub(super) fn was_no_stream(&self, text: &str) -> bool {
         self.ledger.as_ref().is_some_and(|ledger| ledger.clear_offset_unless_stream(text))
     }
 
-    /// Whether a consumer that is made again was refused because its queue has not started yet, and it is worth trying
-    /// once more.
+    /// Whether a recreated consumer was refused because its queue has not started yet, and a retry may succeed.
     pub(super) fn note_queue_starting(&mut self, close: &channel::Close<'_>, now: Instant) -> bool {
         let is_starting = (close.class_id, close.method_id) == CONSUME
             && QUEUE_STARTING.iter().any(|text| close.reply_text.contains(text))
@@ -393,14 +392,14 @@ impl Side {
         self.ledger.take().map(|ledger| ledger.take()).unwrap_or_default()
     }
 
-    /// Whether any frame that went out may have caused a fault of the broker: one that it has not answered,
-    /// or never answers.
+    /// Whether a frame that was sent may have caused a fault of the broker: one that is unanswered, or that has no answer.
     pub(super) fn is_suspect(&self) -> bool {
         self.touched || self.unproven || self.has_under_way()
     }
 
-    /// Prepares to continue with the unsettled frames of a lost upstream channel, on the client's own
-    /// connection if `needs_own`. Returns false if there is nothing to do for now.
+    /// Prepares to continue with the unsettled frames of a lost upstream channel, on the client's own connection if
+    /// `needs_own`. Clears the consumers if the channel `ends`. Returns false if there is nothing to send or restore
+    /// for now.
     pub(super) fn resume(&mut self, remains: UnsettledEntries, ends: bool, needs_own: bool) -> bool {
         let own = needs_own || self.is_own();
         self.published = 0;
@@ -408,8 +407,8 @@ impl Side {
         if self.paused_since.is_none() {
             self.refused_since = None;
         }
-        // Limits that the broker has not confirmed are among the frames, and follow at their place. So does a
-        // `confirm.select` behind messages outside confirm mode.
+        // Limits that the broker has not confirmed are among the frames, in their place. So is a `confirm.select` that
+        // follows messages outside confirm mode.
         self.setup = Setup { confirm: self.carried.confirming, prefetch: self.carried.prefetch };
         self.last_queue = self.last_queue.take().or(self.carried.last_queue.take());
         if ends {
@@ -420,7 +419,7 @@ impl Side {
         self.was_opened = remains.opening == ChannelOpening::Done;
         self.queued.splice(..0, remains.frames);
         let goes_on = !self.queued.is_empty() || !self.carried.consumers.is_empty();
-        // If nothing is left, nothing has to be undone either.
+        // If nothing is left, no close is needed to undo it.
         self.touched &= goes_on;
         self.place =
             if goes_on { SidePlacement::Waiting { own, resuming: true } } else { SidePlacement::Unplaced };
@@ -460,7 +459,7 @@ impl Side {
         self.last_queue = other.last_queue.take();
     }
 
-    /// Since when frames of a departed client have waited here for another upstream connection.
+    /// Since when frames of a departed client have waited for another upstream connection.
     pub(super) fn lost_since(&self) -> Option<Instant> {
         self.carried.lost_since
     }
@@ -511,13 +510,13 @@ impl Side {
         if self.transactional || self.carried.consumers.iter().any(Consumer::is_automatic) {
             self.settled.get_or_insert_default().invalidate_counts();
         }
-        // They are the ledger's now, which learns of their end.
+        // The consumers now belong to the ledger, which tracks their cancellation.
         self.carried.consumers.clear();
         if self.setup.confirm && !leased.confirming {
             write_method(out, route.channel, confirm::Select { no_wait: true });
         }
         self.unproven = false;
-        // Frames of a departed client may have been on a channel that was lost.
+        // A departed client's frames may have been sent on an earlier channel, whose publishes were counted.
         self.published = 0;
         self.has_unknown_last_queue = false;
         self.lease = lease;
@@ -526,7 +525,7 @@ impl Side {
         self.send_stored(output, &queued)
     }
 
-    /// The old upstream channel is closed; the next one starts afresh.
+    /// The old upstream channel is closed. Resets the state for the next one.
     pub(super) fn left(&mut self, last_queue: Option<Box<str>>, own: bool) {
         self.published = 0;
         self.sends_again = false;
@@ -561,7 +560,7 @@ impl Side {
             return self.is_quiet();
         };
         if !self.queued.is_empty() {
-            // They wait for answers, which are awaited already.
+            // Queued frames wait for answers, for which an event follows already.
             return false;
         }
         match ledger.poll_processed() {
@@ -581,14 +580,14 @@ impl Side {
         matches!(self.place, SidePlacement::Waiting { resuming: true, .. })
     }
 
-    /// Whether it is placed on a shared connection, with nothing to be undone or waited for there.
+    /// Whether it is placed on a shared connection, without state that needs a close, and nothing is pending.
     pub(super) fn is_pristine(&self) -> bool {
         let is_shared = matches!(&self.place, SidePlacement::Placed(route) if !route.own);
         is_shared && !self.touched && !self.setup.confirm && !self.has_under_way() && self.is_quiet()
     }
 
-    /// Switches to publishing on the present upstream channel, if no other channel uses its connection;
-    /// returns the side that takes over its former role elsewhere.
+    /// Switches to publishing on the current upstream channel, if no other channel uses its connection. Returns the
+    /// unplaced side that takes over its former role.
     pub(super) fn turn_publishing(&mut self, publishing: &Self, output: &mut Output) -> Option<Self> {
         let SidePlacement::Placed(route) = &self.place else { return None };
         if !self.is_pristine() || publishing.carried.numbers != ConfirmNumbers::default() {
@@ -635,7 +634,7 @@ impl Side {
                 }
             }
             [0, 50, 0, 10, ..] => {
-                // A name that the broker makes up comes with its answer, if there is one.
+                // The name of a server-named queue arrives with the reply, if there is one.
                 (self.last_queue, self.has_unknown_last_queue) = match Method::decode(payload) {
                     Ok(Method::QueueDeclare(declare)) if !declare.queue.is_empty() => {
                         (Some(declare.queue.into()), false)
@@ -664,8 +663,8 @@ impl Side {
         }
     }
 
-    /// Rewrites a method with an explicit queue name if the broker cannot know what an empty one means, here or where the
-    /// method may be sent again.
+    /// Replaces an empty queue name by the explicit one if the broker would not know its meaning: on this upstream
+    /// channel, or on another one if the method is replayed.
     fn with_explicit_queue<'p>(
         &self,
         payload: Cow<'p, [u8]>,
@@ -692,8 +691,8 @@ pub(super) fn without_settling(stored: &[u8]) -> Vec<u8> {
     without(stored, is_settling)
 }
 
-/// Frames of a departed client that were sent, without those that take something away. The broker may have carried them
-/// out, and by now another client may have declared the same again, and rely on it.
+/// Sent frames of a departed client, without removals such as `queue.delete`. The broker may have carried out the
+/// removals already, and another client may have declared the same entities since.
 pub(super) fn without_removals(sent: &[u8]) -> Vec<u8> {
     without(sent, is_removal)
 }
@@ -736,11 +735,11 @@ fn with_queue<'m>(mut method: Method<'m>, name: &'m str) -> Method<'m> {
 
 /// Class and method of `basic.consume`.
 const CONSUME: (u16, u16) = (60, 20);
-/// Parts of the texts with which RabbitMQ refuses consumers of a queue that it has not started yet, soon after it has
-/// started itself: of a stream (4.3), and of any durable queue (3.10).
+/// Parts of the texts with which RabbitMQ, soon after its own start, refuses consumers of a queue that it has not
+/// started yet: a stream (4.3), or any durable queue (3.10).
 const QUEUE_STARTING: [&str; 2] =
     ["does not have a running replica on the local node", "is down or inaccessible"];
-/// How long a broker may need to start its queues: then its refusal is meant.
+/// How long a broker may need to start its queues. After that, the refusal is passed on.
 const READY_MAX: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
@@ -750,7 +749,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_queue_is_spelt_out_where_its_name_is_empty() {
+    fn an_empty_queue_name_is_replaced_by_the_last_declared_queue() {
         let bind = with_queue(queue::Bind { exchange: "e", ..Default::default() }.into(), "last");
         let Method::QueueBind(bind) = bind else { panic!("{bind:?}") };
         assert_eq!((bind.queue, bind.routing_key), ("last", "last"));

@@ -1,5 +1,4 @@
-//! Incomplete messages while there is no room for them: the client waits, streams on its own connection, or
-//! gives way.
+//! Incomplete messages while there is no buffer space for them: the client waits, streams on its own connection, or gives way.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,7 +12,7 @@ use crate::staging::Grant;
 use crate::upstream::Role;
 
 impl ProxySession {
-    /// Handles a lack of room for the messages held at the end of a batch.
+    /// Handles a lack of space for the messages held at the end of a batch.
     pub(super) fn wait_for_staging(&mut self) -> Result<(), Fault> {
         if self.life != Life::Open
             || self.is_exporting
@@ -26,7 +25,7 @@ impl ProxySession {
             self.budget.line_up(&self.link);
             return self.take_grant();
         }
-        // A client with its own connection needs no room here.
+        // A client with its own connection streams instead of buffering.
         self.stream_largest()
     }
 
@@ -41,7 +40,7 @@ impl ProxySession {
             return Ok(());
         }
         if !matches!(self.own, UpstreamLink::None) {
-            // The client has come to need its own connection meanwhile, and may need it after this message.
+            // The client needs its own connection for another purpose by now, which may outlast this message.
             self.keep_own();
         }
         self.stream_largest()?;
@@ -67,11 +66,12 @@ impl ProxySession {
             return Ok(());
         }
         if self.suspect || self.exclusive {
-            // It has to stay where it affects nobody else, and where its exclusive queues are.
+            // A suspect stays on its own connection, where it affects no other client, and so does a client with
+            // exclusive queues.
             self.keep_own();
             return Ok(());
         }
-        // Its channels leave, once what they published is confirmed.
+        // The client's channels leave once their publishes are confirmed.
         let mut leaving = Vec::new();
         for (number, channel) in self.channels.iter() {
             if let SidePlacement::Placed(route) = &channel.general.place
@@ -84,7 +84,7 @@ impl ProxySession {
         for number in leaving {
             self.leave(number, Role::General, false)?;
         }
-        // The last one to arrive elsewhere gives the connection back.
+        // The connection is given back when the last channel has left it.
         let is_there = |channel: &super::Channel| {
             channel.is_own() || channel.general.route().is_some_and(|route| route.own)
         };
@@ -100,7 +100,7 @@ impl ProxySession {
             }
             UpstreamLink::None => {}
             UpstreamLink::Opening => {
-                // It is given back once it is ready.
+                // The connection is given back once it is open.
                 self.own = UpstreamLink::Opening;
                 return Ok(());
             }
@@ -114,7 +114,7 @@ impl ProxySession {
         self.channels.iter().any(|(_, channel)| channel.is_streaming())
     }
 
-    /// Others wait for the room or the stream that this client holds.
+    /// Called when other clients wait for the space or the stream that this client holds.
     ///
     /// # Errors
     /// 506 RESOURCE_ERROR when a message has been incomplete for longer than the patience.
@@ -125,7 +125,7 @@ impl ProxySession {
         let (began, is_read) = (self.oldest(), self.has_capacity());
         let Some(stuck) = self.budget.overdue(began, is_read, &self.link, now) else { return Ok(()) };
         if !self.budget.has_stream() && !matches!(self.own, UpstreamLink::None) {
-            // It has come to need its own connection meanwhile.
+            // The client has needed its own connection since for another purpose.
             return self.stream_largest();
         }
         if !self.budget.must_be_evicted(now) {
@@ -135,7 +135,8 @@ impl ProxySession {
         Err(Fault::new(ReplyCode::ResourceError, text))
     }
 
-    /// When the oldest incomplete message began of those that are streamed, or else of those that hold room.
+    /// The start of the oldest incomplete message: of those that are streamed, if there is a stream, otherwise of those
+    /// that hold space.
     fn oldest(&self) -> Option<Instant> {
         let is_streaming = self.budget.has_stream();
         let incomplete = self.channels.iter().filter_map(|(_, channel)| channel.incoming());

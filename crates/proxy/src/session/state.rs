@@ -1,4 +1,4 @@
-//! The part of a client's session that continues in another process, with the client's socket.
+//! The state of a client's session that is passed to another process, along with the client's socket.
 //!
 //! The names of the fields are a format between two processes, of which one may be a later release: a change of them, or of
 //! the types in them, is a new [`FORMAT`].
@@ -12,18 +12,18 @@ use super::side::{Side, SideState, without_settling};
 use super::validate::PrefetchLimits;
 use crate::encoded;
 
-/// The format of [`SessionState`]. A process takes no other one.
+/// The format of [`SessionState`]. A process accepts only its own format.
 pub const FORMAT: u32 = 1;
 
-/// A session, for which the pool has nothing left at the broker.
+/// The state of a session that has no upstream channels any more.
 ///
-/// It has the client's password or token, and must be seen by nobody else.
+/// It contains the client's password or token, and must not be exposed.
 #[derive(Serialize, Deserialize)]
 pub struct SessionState {
     login: LoginState,
     /// Whether the client may have made a broker close a shared connection.
     pub(super) is_suspect: bool,
-    /// Whether a restart of the broker may have undone its declarations.
+    /// Whether its declarations may be lost at the broker.
     pub(super) is_torn: bool,
     pub(super) channels: Vec<ChannelState>,
     /// The encoded methods of declarations that a restart of the broker would undo.
@@ -112,12 +112,12 @@ impl SessionState {
 }
 
 impl ChannelState {
-    /// That of a channel of which nothing is left at the broker.
+    /// The state of a channel without upstream channels.
     pub(super) fn of(number: u16, channel: Channel) -> Self {
         let incomplete = channel.incoming().map(|message| message.buffered().to_vec()).unwrap_or_default();
         let Channel { general, publishing, mut in_line, risked, limits, has_declared, .. } = channel;
         if general.has_delivered() {
-            // They settle deliveries of the channel that was left.
+            // Acknowledgements refer to deliveries of the upstream channel that was left.
             in_line = without_settling(&in_line);
         }
         let open = OpenState {
@@ -135,7 +135,7 @@ impl ChannelState {
 }
 
 impl OpenState {
-    /// The channel, and the frames of the incomplete message, which are not in it yet.
+    /// Restores the channel. Also returns the frames of its incomplete message, which the caller feeds to the session.
     pub(super) fn into_channel(self) -> (Channel, Vec<u8>) {
         let channel = Channel {
             general: Side::from_state(self.general),

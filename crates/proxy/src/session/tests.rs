@@ -112,8 +112,8 @@ fn batch(session: &mut ProxySession, bytes: &[u8]) {
     session.handle_nudge(transport::now()).unwrap();
 }
 
-/// Three sessions that have each begun a message: the first holds all the room, the second the only streaming
-/// connection, and the third waits.
+/// Three sessions that have each begun a message: the first holds all the buffer space, the second the only stream, and
+/// the third waits.
 fn three_that_began() -> [ProxySession; 3] {
     let patience = Duration::from_secs(10);
     let config =
@@ -182,7 +182,7 @@ async fn p2_clients_done_with_or_completing_their_messages_do_not_give_way() {
     take(&mut client, &bodies(8));
     assert_eq!(client.give_way(after(100)), Ok(()));
     take(&mut client, &bodies(7));
-    // It is asked in the middle of a batch, between two messages.
+    // It is asked to give way in the middle of a batch, between two messages.
     for secs in [1000, 2000, 3000, 4000] {
         assert_eq!(client.give_way(after(secs)), Ok(()));
     }
@@ -190,11 +190,11 @@ async fn p2_clients_done_with_or_completing_their_messages_do_not_give_way() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p2_nobody_gives_way_for_having_been_unread() {
+async fn p2_time_in_which_a_client_is_not_read_does_not_count() {
     let [mut holder, _stream, _waiting] = three_that_began();
     let now = transport::now();
     let after = |secs| now + Duration::from_secs(secs);
-    // An upstream that answers nothing for long.
+    // The upstream does not answer for long.
     let unanswered = holder.pool.config().replay_client_max;
     holder.link.replay_buffer.add(unanswered);
     assert_eq!(holder.give_way(after(100)), Ok(()));
@@ -205,7 +205,7 @@ async fn p2_nobody_gives_way_for_having_been_unread() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p2_a_message_that_stays_incomplete_is_not_excused_by_others_for_ever() {
+async fn p2_progress_of_other_messages_excuses_an_incomplete_message_only_for_a_while() {
     let [mut holder, _stream, _waiting] = three_that_began();
     let now = transport::now();
     let mut give_way = |secs| {
@@ -254,7 +254,7 @@ async fn s2_a_client_streams_messages_beyond_its_own_staging_budget() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn s2_a_client_is_not_read_while_much_of_it_waits_for_a_connection() {
+async fn s2_a_client_is_not_read_while_many_of_its_bytes_wait_for_a_connection() {
     let pool = Pool::new(PoolConfig { queued_total_max: 3 * FRAME, ..PoolConfig::new(Vec::new()) });
     let mut large = Vec::new();
     write_method(&mut large, 1, channel_methods::Open::default());
@@ -275,9 +275,9 @@ async fn s2_a_client_is_not_read_while_much_of_it_waits_for_a_connection() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p4_a_stream_is_not_taken_for_the_connection_that_an_exclusive_queue_needs() {
+async fn p4_a_stream_is_kept_if_an_exclusive_queue_needs_its_connection() {
     let [_holder, stream, mut waiting] = three_that_began();
-    // It had sent more before it was known that it has to wait.
+    // The client had sent more before it was known that it has to wait.
     let mut more = Vec::new();
     write_method(&mut more, 2, channel_methods::Open::default());
     write_method(&mut more, 2, amqp::method::queue::Declare { exclusive: true, ..Default::default() });
@@ -295,7 +295,7 @@ async fn p4_a_stream_is_not_taken_for_the_connection_that_an_exclusive_queue_nee
 }
 
 #[tokio::test(start_paused = true)]
-async fn s1_new_secrets_without_an_answer_are_few() {
+async fn s1_the_number_of_unanswered_secrets_is_bounded() {
     let mut session = session_of(Pool::new(PoolConfig::new(Vec::new())));
     let outcomes: Vec<_> = (0..10).map(|secret| session.update_secret(&[secret])).collect();
     assert!(outcomes[..4].iter().all(|outcome| matches!(outcome, Ok(false))));

@@ -1,8 +1,8 @@
 //! Validation of client frames, and the kind of connection that each one needs (P2).
 //!
-//! RabbitMQ answers some methods by closing the whole connection. Faults that are visible in the method
-//! itself are handled here, with RabbitMQ's texts (rabbit_channel.erl); methods whose outcome depends on the
-//! broker's state are kept away from shared connections.
+//! RabbitMQ answers some methods by closing the whole connection. Faults that are visible in the method itself are
+//! raised here, with RabbitMQ's texts (rabbit_channel.erl). Methods whose outcome depends on the broker's state are
+//! kept off shared connections.
 
 use amqp::method::BASIC_CLASS;
 use amqp::method::basic::Consume;
@@ -60,9 +60,9 @@ pub(super) fn validate(method: &Method<'_>, exclusive: bool) -> Result<Need, Fau
         | Method::ExchangeDelete(_)
         | Method::ExchangeBind(_)
         | Method::ExchangeUnbind(_) => own_if(is_cut),
-        // Streams do not support basic.get and queue.purge, and quorum queues do not support the conditions
-        // of queue.delete: 540. Any method while a transaction is being committed: 504. A consumer, unless
-        // judge_consume allows sharing.
+        // Streams do not support basic.get and queue.purge, and quorum queues do not support the conditions of
+        // queue.delete: 540. Any method while a transaction is being committed: 504. A consumer, unless
+        // `validate_consume` allows sharing.
         Method::QueueDelete(_)
         | Method::QueuePurge(_)
         | Method::BasicGet(_)
@@ -80,7 +80,7 @@ pub(super) fn validate(method: &Method<'_>, exclusive: bool) -> Result<Need, Fau
         | Method::ConfirmSelect(_)
         | Method::TxCommit(_)
         | Method::TxRollback(_) => Need::Any,
-        // Methods that only a server sends, replies to no request, and methods of channel 0.
+        // Methods that only a server sends, unsolicited replies, and methods of channel 0.
         _ => return fault(ReplyCode::CommandInvalid, "unimplemented method".to_owned()),
     })
 }
@@ -99,8 +99,8 @@ pub(super) fn validate_consume(consume: &Consume<'_>, limits: PrefetchLimits, bu
     if is_bounded && is_plain && is_safe && !is_cut { Need::Any } else { Need::Own }
 }
 
-/// Whether RabbitMQ 4 may cut the text of an error about this method in the middle of a character, where it has to fit into
-/// 255 bytes. Its channel then fails with 541.
+/// Whether RabbitMQ 4 may truncate the text of an error about this method, to 255 bytes, in the middle of a character. Its
+/// channel then fails with 541.
 fn may_be_cut(method: &Method<'_>) -> bool {
     match method {
         Method::QueueDeclare(method) => is_long(&[method.queue]) || has_long_text(&method.arguments),
@@ -184,7 +184,7 @@ pub(super) fn awaits_reply(payload: &[u8]) -> bool {
     }
 }
 
-/// Whether [`names_last_queue`] may be so, by class and method alone: most frames are not worth decoding.
+/// Whether [`names_last_queue`] may be true, by class and method alone, so that most frames need not be decoded.
 #[inline]
 pub(super) fn may_name_last_queue(payload: &[u8]) -> bool {
     matches!(payload, [0, 50, 0, 20 | 30 | 40 | 50, ..] | [0, 60, 0, 20 | 70, ..])
@@ -203,13 +203,13 @@ pub(super) fn names_last_queue(method: &Method<'_>) -> bool {
     }
 }
 
-/// Whether a method takes away a queue, an exchange, a binding or the messages of a queue.
+/// Whether a method removes a queue, an exchange, a binding or the messages of a queue.
 pub(super) fn is_removal(payload: &[u8]) -> bool {
     matches!(payload, [0, 40, 0, 20 | 40, ..] | [0, 50, 0, 30 | 40 | 50, ..])
 }
 
-/// Whether a method has an effect on queues or exchanges, or shows what is in a queue: what the client has published
-/// before must be there, and it must have the right to it.
+/// Whether a method changes queues or exchanges, or reveals a queue's contents. The client's earlier publishes must be
+/// processed before it, and it needs the permissions of the client's current secret.
 pub(super) fn is_about_queues(payload: &[u8]) -> bool {
     matches!(payload, [0, 40 | 50, ..] | [0, 60, 0, 20 | 70, ..])
 }
@@ -261,7 +261,7 @@ pub(super) fn publish_need(payload: &[u8]) -> Need {
     names_need(exchange, key)
 }
 
-/// The key is of interest for the default exchange alone.
+/// The routing key matters only for the default exchange.
 #[inline]
 fn names_need(exchange: &[u8], key: &[u8]) -> Need {
     let is_reply = || exchange.is_empty() && key.starts_with(REPLY_TO.as_bytes());
@@ -270,7 +270,7 @@ fn names_need(exchange: &[u8], key: &[u8]) -> Need {
 
 /// Whether RabbitMQ may answer a publish with these property flags and list by closing the whole connection, such as with
 /// 541 INTERNAL_ERROR for a number in the headers that is not finite. [`ProxySession`](crate::ProxySession) sends such a
-/// publish over a connection of the client's own; somebody who publishes for several clients should not publish it for them.
+/// publish on the client's own connection. A caller that publishes for several clients on one connection should not send it.
 pub fn may_cost_connection(exchange: &str, routing_key: &str, properties: &[u8]) -> bool {
     names_need(exchange.as_bytes(), routing_key.as_bytes()) != Need::Any
         || validate_properties(properties, exchange.is_empty()) != Ok(Need::Any)
@@ -286,7 +286,7 @@ pub(super) fn validate_properties(bytes: &[u8], to_default: bool) -> Result<Need
         return Ok(Need::Any);
     }
     let properties = Properties::decode(bytes).map_err(malformed)?;
-    // Their texts are in those of the errors about them.
+    // Errors about these properties quote their values.
     if [properties.user_id, properties.expiration].into_iter().flatten().any(|text| is_long(&[text])) {
         return Ok(Need::Own);
     }
@@ -306,15 +306,16 @@ pub(super) fn malformed(error: DecodeError) -> Fault {
     Fault::from(error).caused_by(PUBLISH_IDS)
 }
 
-/// Bytes of names with which the text of an error is not longer than 255 bytes, or is cut behind them: RabbitMQ puts 110
-/// in front of them and between them at most, and the others are for the names of the virtual host and the user.
+/// Total bytes of names that are never truncated in the text of an error, which has at most 255 bytes: RabbitMQ's own
+/// text before and between them takes up to 110 bytes, and the rest is left for the names of the virtual host and the
+/// user.
 const NEVER_CUT: usize = 80;
 /// Class and method id of `basic.publish`.
 pub(super) const PUBLISH_IDS: (u16, u16) = (BASIC_CLASS, PUBLISH);
 const PUBLISH: u16 = 40;
 /// Offset of the exchange name in a `basic.publish`, behind class, method and a reserved short.
 const EXCHANGE_AT: usize = 6;
-/// The text of RabbitMQ's connection process for a table that it cannot read.
+/// The error text for a table with a number that RabbitMQ cannot decode.
 const NOT_FINITE: &str = "number in a table is infinite or not a number";
 /// The bits of `mandatory` and `immediate` in the last byte of `basic.publish`.
 const MANDATORY: u8 = 1;
@@ -343,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_publish_is_judged_by_its_lengths() {
+    fn a_publish_is_validated_by_its_lengths() {
         let payload = publish(false);
         assert!(is_publish(&payload));
         assert_eq!(validate_publish(&payload), Ok(()));

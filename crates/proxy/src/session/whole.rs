@@ -11,10 +11,10 @@ use super::validate::{
 };
 
 impl ProxySession {
-    /// Takes the message that begins with a `basic.publish` on channel `number`, and those behind it on the
-    /// same channel, as long as `rest` contains them whole and they are plain, like nearly all: a channel
-    /// that is placed, a body in one frame that fits the upstream. Returns how many bytes of `rest` they
-    /// were. Returns `None`, having taken nothing, if the message must be processed frame by frame.
+    /// Takes the message that begins with a `basic.publish` on channel `number`, and the messages on the same channel
+    /// that follow in `rest`, as long as they are complete and plain. Nearly all messages are plain: the channel is
+    /// placed, and the body is one frame that fits the upstream. Returns the number of bytes of `rest` that were taken.
+    /// Returns `None`, having taken nothing, if the message must be processed frame by frame.
     ///
     /// # Errors
     /// As [`validate_publish`], for the first message.
@@ -107,7 +107,7 @@ impl Scan {
         let header = self.payload(input, FrameKind::Header)?;
         let (fixed, properties) = header.split_first_chunk::<12>()?;
         let size = u64::from_be_bytes(*fixed.last_chunk()?);
-        // The class, and no weight.
+        // The class id, and weight 0.
         let is_valid = fixed.starts_with(&[0, amqp::method::BASIC_CLASS as u8, 0, 0]);
         if !is_valid || size > self.max_size || validate_properties(properties, to_default) != Ok(Need::Any) {
             return None;
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_messages_are_found_whole_or_not_at_all() {
+    fn incomplete_messages_are_not_taken() {
         for bodies in [&[][..], &[b"body".as_slice()]] {
             let bytes = message(3, bodies);
             let more = [&bytes[..], b"more"].concat();

@@ -11,7 +11,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 struct Client {
     link: Arc<ClientLink>,
     budget: BudgetShare,
-    /// The time that it acts at.
+    /// The time of its next action.
     now: Instant,
 }
 
@@ -23,7 +23,7 @@ impl Client {
         Self { link: Arc::new(link), budget: BudgetShare::new(staging.clone()), now: transport::now() }
     }
 
-    /// Sends a piece and no more; returns whether there was room.
+    /// Sends a piece of a message and stops; returns whether there was space.
     fn stop_in_message(&mut self) -> bool {
         self.settle(STAGED)
     }
@@ -37,7 +37,7 @@ impl Client {
         self.budget.line_up(&self.link);
     }
 
-    /// Has more of its message, and finds no room for it.
+    /// Receives more of its message, for which there is no space.
     fn wait_with_more(&mut self, more: usize) {
         assert!(!self.settle(STAGED + more));
         self.budget.line_up(&self.link);
@@ -57,7 +57,7 @@ impl Client {
     }
 }
 
-/// Room with plenty of connection permits for streaming.
+/// Staging with plenty of connection permits for streams.
 fn capacity(most: usize, streams_max: usize, patience: Duration) -> Arc<Staging> {
     Staging::new(most, streams_max, patience, Arc::new(Semaphore::new(100)))
 }
@@ -66,7 +66,7 @@ fn many(staging: &Arc<Staging>, count: usize) -> Vec<Client> {
     (0..count).map(|_| Client::new(staging)).collect()
 }
 
-/// Whether a client would find room for this number of counted bytes.
+/// Whether a client would get space for this number of counted bytes.
 fn finds_capacity(staging: &Arc<Staging>, counted: usize) -> bool {
     let mut client = Client::new(staging);
     let found = client.settle(ALWAYS + counted);
@@ -74,7 +74,7 @@ fn finds_capacity(staging: &Arc<Staging>, counted: usize) -> bool {
     found
 }
 
-/// Whether nobody waits or holds anything of room for `most` bytes.
+/// Whether no client waits and all `most` bytes are free.
 fn is_all_free(staging: &Arc<Staging>, most: usize) -> bool {
     let is_exact = finds_capacity(staging, most) && !finds_capacity(staging, most + 1);
     is_exact && staging.counts() == (0, 0) && staging.bytes() == 0
@@ -92,11 +92,11 @@ fn s2_small_amounts_are_always_staged_and_counted_bytes_are_bounded() {
     clients.push(small);
     clients.iter_mut().for_each(Client::leave);
     assert!(is_all_free(&staging, 4 * PIECE));
-    assert!(clients.iter().all(|client| Arc::strong_count(&client.link) == 1), "nobody remembers them");
+    assert!(clients.iter().all(|client| Arc::strong_count(&client.link) == 1), "their links are not kept");
 }
 
 #[test]
-fn those_in_line_go_on_in_turn_when_capacity_comes() {
+fn waiting_clients_continue_in_order_when_capacity_is_freed() {
     let staging = capacity(2 * PIECE, 0, PATIENCE);
     let mut holders = many(&staging, 2);
     assert!(holders.iter_mut().all(Client::stop_in_message));
@@ -108,7 +108,7 @@ fn those_in_line_go_on_in_turn_when_capacity_comes() {
         assert_eq!(line[at].grant(), Some(Grant::Capacity));
         assert_eq!(line[at + 1].grant(), None);
     }
-    assert!(!finds_capacity(&staging, 1), "nobody comes before those in line");
+    assert!(!finds_capacity(&staging, 1), "a new client does not overtake the wait queue");
     line[0].leave();
     assert_eq!(line[2].grant(), Some(Grant::Capacity));
     assert_eq!(staging.counts(), (0, 0));
@@ -139,7 +139,7 @@ fn no_staging_capacity_is_lost_when_clients_leave() {
 }
 
 #[test]
-fn only_so_many_stream_for_want_of_capacity() {
+fn the_number_of_streams_is_bounded() {
     let staging = capacity(PIECE, 3, PATIENCE);
     assert!(Client::new(&staging).stop_in_message());
     let mut line = many(&staging, 10);
@@ -152,7 +152,7 @@ fn only_so_many_stream_for_want_of_capacity() {
 }
 
 #[test]
-fn nobody_gets_a_stream_without_a_permit_for_its_connection() {
+fn no_stream_is_granted_without_a_connection_permit() {
     let permits = Arc::new(Semaphore::new(0));
     let staging = Staging::new(PIECE, 3, PATIENCE, permits.clone());
     let mut holder = Client::new(&staging);
@@ -187,13 +187,13 @@ fn the_longest_holders_of_capacity_give_way_and_no_more_than_needed() {
     assert!(staging.press(before));
     let asked: Vec<bool> = holders.iter().map(Client::is_asked).collect();
     assert_eq!(asked, [false, true, false, true, false]);
-    // More of them, but never one whose time is not up, nor one that waits.
+    // More waiters: still no client within its patience gives way, and none that waits itself.
     let mut more = many(&staging, 20);
     more.iter_mut().for_each(Client::wait);
     assert!(staging.press(before));
     let asked: Vec<bool> = holders.iter().map(Client::is_asked).collect();
     assert_eq!(asked, [true, true, true, true, false]);
-    // One of them has sent more meanwhile and waits as well: it could not complete anything.
+    // One of the holders has sent more meanwhile and waits as well, so it cannot complete its message.
     holders[1].wait_with_more(1);
     assert!(staging.press(before));
     let asked: Vec<bool> = holders.iter().map(Client::is_asked).collect();
@@ -210,7 +210,7 @@ fn a_client_with_more_of_an_admitted_message_is_served_before_new_ones() {
     line.iter_mut().for_each(Client::wait);
     assert!(holders[0].settle(0));
     assert_eq!(line[0].grant(), Some(Grant::Capacity));
-    // It has more of the same message; the room that comes next is enough for it, or for one of the others.
+    // It has more of the same message. The next free space is enough for it, or for one of the other waiters.
     line[0].wait_with_more(1);
     assert!(holders[1].settle(0));
     assert_eq!((line[0].grant(), line[1].grant(), line[2].grant()), (Some(Grant::Capacity), None, None));
@@ -218,9 +218,9 @@ fn a_client_with_more_of_an_admitted_message_is_served_before_new_ones() {
 
 #[test]
 fn clients_that_each_hold_some_capacity_do_not_deadlock() {
-    // Streaming is no way out: there is no permit for its connection.
+    // There is no connection permit, so none of them may stream.
     let staging = Staging::new(2 * PIECE, 3, PATIENCE, Arc::new(Semaphore::new(0)));
-    // As often as it happens, and whether the other one stays or not.
+    // Repeatedly, and whether the other client leaves or not.
     for leaves in [false, true, false] {
         let mut clients = many(&staging, 2);
         assert!(clients.iter_mut().all(Client::stop_in_message));
@@ -285,7 +285,7 @@ impl Stopped {
 }
 
 #[test]
-fn p2_very_many_that_stop_in_a_message_leave_connections_to_others_and_capacity_in_turn() {
+fn p2_thousands_of_stopped_clients_leave_connections_free_and_get_capacity_in_turn() {
     const CLIENTS: usize = 15_000;
     const CONNECTIONS: usize = 4096;
     const STREAMS: usize = CONNECTIONS / 8;
@@ -312,13 +312,13 @@ fn p2_very_many_that_stop_in_a_message_leave_connections_to_others_and_capacity_
             client.leave();
             (polite, served) = (None, served + 1);
         }
-        // Those before it leave after the patience and a warning, about 4,600 at a time.
+        // Clients in front of it give way after the patience and a warning, about 4,600 at a time.
         assert!(now - waits_since <= PATIENCE * 6, "everyone's turn comes");
         staging.press(now);
         for stopped in
             hostile.iter_mut().filter_map(|stopped| stopped.must_be_evicted(now).then_some(stopped))
         {
-            // It is closed, and returns at once.
+            // The client is closed, and reconnects at once.
             stopped.client.leave();
             stopped.connection = None;
             *stopped = Stopped::new(&staging, now);
@@ -328,12 +328,12 @@ fn p2_very_many_that_stop_in_a_message_leave_connections_to_others_and_capacity_
 }
 
 #[tokio::test(start_paused = true)]
-async fn those_in_line_are_looked_after_as_long_as_there_are_any() {
+async fn the_wait_queue_is_served_until_it_is_empty() {
     let staging = capacity(PIECE, 0, PATIENCE);
     let mut holder = Client::new(&staging);
     assert!(holder.stop_in_message());
     let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
-    // The client that has waited is the next one that is waited for.
+    // The client that waited becomes the one that holds the capacity.
     for _ in 0..3 {
         let mut waiter = Client::new(&staging);
         waiter.wait();

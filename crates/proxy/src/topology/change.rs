@@ -1,4 +1,4 @@
-//! The effect of a completed method on the topology, as far as a broker restart undoes it.
+//! The effect of a completed method on the topology, as far as it does not survive a broker restart.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ pub(super) enum Kind {
 /// The effect of a method. The methods in it are encoded, request a reply, and name everything explicitly.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum TopologyChange {
-    /// An exchange or a queue that a broker restart may undo.
+    /// An exchange or a queue that may not survive a broker restart.
     Declare { node: Node, method: Vec<u8>, auto_delete: bool },
     /// An exchange or a queue that survives a restart.
     Settled(Node),
@@ -86,7 +86,8 @@ pub(super) fn change_of(method: &Method<'_>, queue: Option<&str>) -> Option<Topo
             if declare.durable && !declare.auto_delete {
                 return Some(TopologyChange::Settled(node));
             }
-            // A server-named queue cannot be requested by its name: it is only found again if it still exists.
+            // A server-named queue cannot be declared by its name, so it is declared passively: it is restored only if
+            // it still exists.
             let (queue, passive) = (&*node.name, declare.queue.is_empty());
             let method = encoded(queue::Declare { queue, passive, no_wait: false, ..*declare });
             TopologyChange::Declare { method, auto_delete: declare.auto_delete, node }
@@ -191,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_that_the_broker_named_is_only_looked_for() {
+    fn a_server_named_queue_is_redeclared_passively() {
         let declare = queue::Declare { auto_delete: true, no_wait: false, ..Default::default() };
         let Some(TopologyChange::Declare { node, method, .. }) = declared(declare, Some("amq.gen-1")) else {
             panic!("not remembered")
@@ -232,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_delete_whose_outcome_nobody_knows_changes_nothing() {
+    fn a_conditional_delete_without_a_reply_changes_nothing() {
         let delete = queue::Delete { queue: "q", ..Default::default() };
         let gone = Some(TopologyChange::Delete(Node::queue("q")));
         assert_eq!(change_of(&delete.into(), None), gone);

@@ -22,20 +22,20 @@ pub(crate) struct Declarer {
     /// Unique in the pool.
     pub(crate) id: u64,
     credentials: ArcSwap<Credentials>,
-    /// Names declared last that need not be remembered.
+    /// The latest declared names that need not be remembered.
     names: Mutex<Names, { Rank::Leaf as u8 }>,
     /// Whether the client is gone: later replies of the broker are not remembered. Set once, under the lock
     /// of the topologies, and read under it.
     left: AtomicBool,
 }
 
-/// Names that a client declared last and that need not be remembered, by kind.
+/// The latest names that a client declared and that need not be remembered, by kind.
 #[derive(Debug, Default)]
 struct Names {
-    /// Durable names: bindings between two of these need not be remembered either.
+    /// Durable entities: bindings between two of them need not be remembered either.
     settled: Hashes<SETTLED_MAX>,
-    /// Its exclusive queues: no binding that ends there needs to be remembered. The queue lives with the
-    /// client's own connection, and is locked for any other.
+    /// Its exclusive queues: their bindings need not be remembered, because an exclusive queue ends with the client's
+    /// own connection and is locked for other connections.
     exclusive: Hashes<EXCLUSIVE_MAX>,
 }
 
@@ -66,9 +66,9 @@ impl Declarer {
         self.topologies.with(&self.virtual_host, |vhost| vhost.set_credentials(self.id, credentials));
     }
 
-    /// Records that a method of the client was carried out, or sent with no-wait. `queue` is what an empty
-    /// queue name in it means. There is no `link` once the client is gone: what it declares is not remembered then, but
-    /// others' declarations go with what it deletes.
+    /// Records that a method of the client was carried out, or sent with no-wait. `queue` is what an empty queue name
+    /// in it means. `link` is `None` once the client is gone. Its declarations are not remembered then, but its
+    /// deletions still remove the declarations of other clients.
     pub(crate) fn carried_out(
         &self,
         link: Option<&Arc<ClientLink>>,
@@ -116,8 +116,8 @@ impl Declarer {
         }
     }
 
-    /// The encoded methods of what is remembered of the client, in an order in which they can be repeated; `None` if it has
-    /// declared something that is not remembered.
+    /// The encoded methods of the client's remembered declarations, in an order in which they can be repeated. `None` if it
+    /// has declared something that is not remembered.
     pub(crate) fn declarations(&self) -> Option<Vec<Vec<u8>>> {
         self.topologies
             .with(&self.virtual_host, |vhost| vhost.declarations_of(self.id))
@@ -132,7 +132,7 @@ impl Declarer {
     /// Remembers one of the [declarations](Self::declarations) that the client has made in another process.
     pub(crate) fn remember_again(&self, link: &Arc<ClientLink>, payload: &[u8]) {
         match Method::decode(payload) {
-            // A queue with a name of the broker's.
+            // A server-named queue.
             Ok(Method::QueueDeclare(declare)) if declare.passive => {
                 let (node, declaration) = (Node::queue(declare.queue), self.topologies.next());
                 self.remember(Some(link), |id, vhost| {
@@ -143,7 +143,7 @@ impl Declarer {
                 if let Method::ExchangeDeclare(declare) = &method
                     && declare.auto_delete
                 {
-                    // Others may have bound it there.
+                    // Other clients may have bound queues to it in the other process.
                     self.note_untracked_binding(&Node::exchange(declare.exchange));
                 }
                 self.carried_out(Some(link), &method, None);
@@ -177,8 +177,8 @@ impl Declarer {
         self.topologies.change(&mut state, &self.virtual_host, |vhost| vhost.leave(self.id));
     }
 
-    /// Forgets the client's bindings to a durable entity that last as well: they may have been sent with no-wait, before the
-    /// declaration was answered.
+    /// Forgets the client's durable bindings to a durable entity. They were remembered if they were sent with no-wait,
+    /// before the declaration was answered.
     fn forget_durable_bindings(&self, to: &Node) {
         let sources = self.topologies.with(&self.virtual_host, |vhost| vhost.sources_of(self.id, to));
         let mut sources = sources.unwrap_or_default();
@@ -199,7 +199,7 @@ impl Declarer {
         self.topologies.note_untracked_binding(&self.virtual_host, from);
     }
 
-    /// Makes a change for the client; returns false if it is gone, or if there is no room.
+    /// Applies a change for the client; returns false if it is gone, or if the limit is reached.
     fn remember(&self, link: Option<&Arc<ClientLink>>, change: impl FnOnce(u64, &mut super::Vhost)) -> bool {
         let mut state = self.topologies.state.lock();
         let Some(link) = link.filter(|_| !self.left.load(Ordering::Relaxed)) else { return false };
@@ -218,7 +218,7 @@ impl Declarer {
 }
 
 impl Names {
-    /// Forgets a name, because something else may have it now.
+    /// Forgets a name, because another entity may have it now.
     fn forget(&mut self, node: &Node) -> &mut Self {
         let hash = hash(node);
         self.settled.remove(hash);
@@ -254,10 +254,10 @@ pub(super) fn hash(node: &Node) -> u64 {
     BuildHasherDefault::<DefaultHasher>::default().hash_one(node)
 }
 
-/// Hashes of durable names that a client's bindings are checked against, 8 bytes each. Bindings follow the
-/// declarations of their ends closely; a binding whose end is no longer in the list is remembered needlessly.
+/// Hashes of durable names that a client's bindings are checked against, 8 bytes each. Bindings follow the declarations
+/// of their ends closely; a binding to an entity that is no longer in the list is remembered needlessly.
 const SETTLED_MAX: usize = 512;
-/// Exclusive queues of one client, 8 bytes each: some hundreds are many. Names of queues deleted with their
-/// last consumer are among them, so a client that makes one for each request reaches this limit; a binding to
-/// an older one is remembered needlessly, and its queue found locked.
+/// Exclusive queues of one client, 8 bytes each: some hundreds are many. Queues that were deleted with their last
+/// consumer still count, so a client that declares one for each request reaches this limit. A binding to an older queue
+/// is then remembered needlessly, and its restoration finds the queue locked.
 const EXCLUSIVE_MAX: usize = 4096;

@@ -5,8 +5,8 @@ use std::collections::HashSet;
 use super::change::Node;
 use super::declarer::hash;
 
-/// The exchanges of a virtual host that such bindings begin at, by their hashes. They stay when no client is left that has
-/// declared anything, because the bindings do. One that is here needlessly is declared again needlessly.
+/// The hashes of a virtual host's exchanges that are the sources of such bindings. They are kept when no declaring client
+/// is left, because the bindings still exist. A false entry only causes a needless declaration.
 #[derive(Debug, Default)]
 pub(super) struct UntrackedBindings(HashSet<u64>);
 
@@ -34,8 +34,8 @@ impl UntrackedBindings {
     }
 }
 
-/// Exchanges of one virtual host, 8 bytes each. Above that, as when applications make up a name for each request, it begins
-/// again: that makes a difference only for an exchange whose clients all have gone, and that is declared again.
+/// Exchanges of one virtual host, 8 bytes each. When the set is full, as when applications use a new name for each request,
+/// it is cleared. This matters only for an exchange that is declared again after all its clients have gone.
 const EXCHANGES_MAX: usize = 1024;
-/// Virtual hosts of which nothing else is known, some of which may not exist any more; likewise.
+/// Virtual hosts without other state, some of which may not exist any more. Cleared in the same way.
 pub(super) const VHOSTS_MAX: usize = 256;

@@ -82,7 +82,7 @@ fn bindings_between_durable_objects_are_not_remembered() {
     client.did(queue::Declare { exclusive: true, ..queue("own") });
     client.did(bind("own", "lasts"));
     assert!(!topologies.knows("/"));
-    // Whether another client's exchange is durable is not known here.
+    // This client does not know whether another client's exchange is durable.
     client.did(bind("lasts", "others"));
     assert_eq!(all(&topologies), ["a binding of queue 'lasts' to exchange 'others'"]);
 }
@@ -136,7 +136,7 @@ fn an_exchange_bound_to_itself_can_be_deleted() {
 }
 
 #[test]
-fn a_queue_that_went_with_its_last_consumer_is_forgotten() {
+fn a_queue_deleted_with_its_last_consumer_is_forgotten() {
     let topologies = Arc::<Topologies>::default();
     let (client, consumer) = (Client::new(&topologies), Client::new(&topologies));
     client.did(auto_delete("q"));
@@ -164,7 +164,7 @@ fn a_client_that_lost_its_connection_has_its_own_queues_declared_again_and_no_ot
     let consumer = Client::new(&topologies);
     let consuming = consumer.declarer.consuming("others");
     topologies.lost_client("/", consumer.declarer.id);
-    assert_eq!(restored(&topologies), ["queue 'others'"], "one that it only consumed from");
+    assert_eq!(restored(&topologies), ["queue 'others'"], "it only consumed from that queue");
     drop(consuming);
     topologies.lost_client("/", client.declarer.id);
     assert!(topologies.is_torn("/", client.declarer.id));
@@ -202,13 +202,13 @@ fn declarations_over_the_limit_are_dropped_and_reported_once_at_a_loss() {
     assert_eq!(plan.lost.len(), 1);
     restoring.done();
     topologies.lost("/");
-    assert!(topologies.restore("/").unwrap().0.lost.is_empty(), "told once");
+    assert!(topologies.restore("/").unwrap().0.lost.is_empty(), "each client is reported once");
     client.declarer.leave();
     assert!(!topologies.knows("/"));
 }
 
 #[test]
-fn bindings_of_exclusive_queues_are_not_remembered_wherever_they_begin() {
+fn bindings_of_exclusive_queues_are_not_remembered_whatever_their_source() {
     let topologies = Arc::<Topologies>::default();
     let client = Client::new(&topologies);
     client.did(queue::Declare { exclusive: true, ..queue("own") });
@@ -257,7 +257,7 @@ fn auto_delete_exchange(name: &str) -> exchange::Declare<'_> {
 }
 
 #[test]
-fn an_auto_delete_exchange_goes_with_its_last_binding_and_takes_others_along() {
+fn an_auto_delete_exchange_is_forgotten_with_its_last_binding_and_may_cascade() {
     let topologies = Arc::<Topologies>::default();
     let client = Client::new(&topologies);
     let inner = exchange::Bind { destination: "inner", source: "outer", ..Default::default() };
@@ -294,7 +294,7 @@ fn an_auto_delete_exchange_goes_with_its_last_binding_and_takes_others_along() {
 }
 
 #[test]
-fn an_auto_delete_exchange_stays_while_bindings_may_be_there_that_are_not_remembered() {
+fn an_auto_delete_exchange_stays_while_unremembered_bindings_may_exist() {
     let unbind = || queue::Unbind { queue: "q", exchange: "e", ..Default::default() };
     for case in 0..3 {
         let topologies = Arc::<Topologies>::default();
@@ -312,7 +312,7 @@ fn an_auto_delete_exchange_stays_while_bindings_may_be_there_that_are_not_rememb
                 other.did(bind("lasts", "e"));
                 other.declarer.leave();
             }
-            // Its answer comes after the client.
+            // Its reply arrives after the client has left.
             _ => {
                 other.declarer.leave();
                 other.did(bind("lasts", "e"));
@@ -377,7 +377,7 @@ fn an_exclusive_queue_that_is_declared_again_may_still_keep_an_exchange() {
     let topologies = Arc::<Topologies>::default();
     let client = Client::new(&topologies);
     client.did(auto_delete_exchange("e"));
-    // It is not known yet that the queue is exclusive, so that the binding is remembered.
+    // The pool does not know yet that the queue is exclusive, so it remembers the binding.
     client.did(bind("own", "e"));
     client.did(queue::Declare { exclusive: true, ..queue("own") });
     assert_eq!(all(&topologies), ["exchange 'e'"]);
@@ -432,7 +432,7 @@ fn an_exchange_declared_in_another_process_may_have_bindings_of_others() {
 }
 
 #[test]
-fn a_binding_that_comes_before_the_answers_to_its_ends_is_forgotten_with_them() {
+fn a_binding_sent_before_its_durable_ends_are_declared_is_forgotten_then() {
     let topologies = Arc::<Topologies>::default();
     let (client, other) = (Client::new(&topologies), Client::new(&topologies));
     let declare = |client: &Client| client.did(queue::Declare { durable: true, ..queue("q") });
@@ -446,7 +446,7 @@ fn a_binding_that_comes_before_the_answers_to_its_ends_is_forgotten_with_them() 
     assert_eq!(
         all(&topologies),
         [durable_objects, others.clone()],
-        "the other client may not know that the queue lasts"
+        "the other client may not know that the queue is durable"
     );
     declare(&other);
     assert_eq!(all(&topologies), [others]);

@@ -15,7 +15,7 @@ use crate::link::ClientLink;
 pub(super) struct Vhost {
     nodes: HashMap<Node, DeclaredEntry>,
     clients: HashMap<u64, Client>,
-    /// The exchanges at which bindings begin that are not remembered.
+    /// The exchanges that are the sources of bindings which are not remembered.
     others: UntrackedBindings,
     /// Bytes remembered for all clients.
     bytes: usize,
@@ -31,19 +31,19 @@ pub(super) struct Vhost {
 pub(super) struct Client {
     link: Arc<ClientLink>,
     credentials: Arc<Credentials>,
-    /// The nodes where the client owns a declaration or bindings that end there, and how many.
+    /// The nodes with a declaration, or bindings as destination, that the client owns, and the number of these.
     nodes: HashMap<Node, usize>,
     bytes: usize,
-    /// Set when nothing is remembered of it any more, with the reason.
+    /// Set when its declarations are no longer remembered.
     lost: Option<Untracked>,
 }
 
-/// State of a client of which nothing is remembered.
+/// State of a client whose declarations are not remembered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Untracked {
-    /// It has to be closed with this reason when something is lost.
-    Untold(&'static str),
-    /// It was notified, and is about to disconnect.
+    /// The client has to be closed with this reason when its virtual host's topology is lost.
+    Unnotified(&'static str),
+    /// The client was notified, and is about to disconnect.
     Notified,
 }
 
@@ -56,14 +56,14 @@ struct LostTopology {
     clients: HashSet<u64>,
 }
 
-/// An exchange or a queue that was declared, or that has bindings to or from it.
+/// An exchange or a queue that was declared, or that is the source or destination of bindings.
 #[derive(Debug, Default)]
 struct DeclaredEntry {
     /// `None` if no client of the pool declared it, or it need not be repeated.
     declaration: Option<Declaration>,
-    /// The bindings that end here, by their methods.
+    /// The bindings of which this is the destination, by their methods.
     bindings: HashMap<Arc<[u8]>, Binding>,
-    /// The destinations of bindings that begin here, and how many bindings lead to each.
+    /// The destinations of bindings of which this is the source, and the number of bindings to each.
     leads_to: HashMap<Node, usize>,
 }
 
@@ -168,7 +168,7 @@ impl Vhost {
         });
         if !declaration.owners.contains(&id) {
             declaration.owners.push(id);
-            // Charge for the stored method, because that is what is refunded.
+            // Charge for the stored method, because a refund uses that as well.
             let bytes = cost(&node, &declaration.method);
             self.charge(id, node, bytes);
         }
@@ -197,7 +197,7 @@ impl Vhost {
         }
     }
 
-    /// A binding was made that is not remembered.
+    /// Notes a binding that is not remembered.
     pub(super) fn note_untracked_binding(&mut self, from: &Node) {
         self.others.insert(from);
         if let Some(declaration) = self.nodes.get_mut(from).and_then(|entry| entry.declaration.as_mut()) {
@@ -214,15 +214,15 @@ impl Vhost {
         }
     }
 
-    /// Something that lasts was declared. If a transient entity had its name, that is gone with its bindings; otherwise it may
-    /// have been there before, and so may the bindings that are remembered.
+    /// A durable entity was declared. If a transient entity had its name, that one is gone with its bindings; otherwise the
+    /// durable one may have existed before, and its remembered bindings still exist.
     pub(super) fn settle(&mut self, node: &Node) {
         if self.is_declared(node) {
             self.delete(node);
         }
     }
 
-    /// The exchanges at which a client's bindings to this entity begin.
+    /// The sources of a client's bindings to this entity.
     pub(super) fn sources_of(&self, id: u64, to: &Node) -> HashSet<Node> {
         let bindings = self.nodes.get(to).into_iter().flat_map(|entry| entry.bindings.values());
         bindings.filter(|binding| binding.owners.contains(&id)).map(|binding| binding.from.clone()).collect()
@@ -243,12 +243,12 @@ impl Vhost {
         gone.iter().for_each(|(method, binding)| self.unbound(to, method, binding));
     }
 
-    /// A client has an exclusive queue of this name: no binding that ends there needs to be remembered.
+    /// A client has an exclusive queue with this name, so its bindings need not be remembered.
     pub(super) fn exclude(&mut self, queue: &Node) {
         if !self.is_declared(queue)
             && let Some(entry) = self.nodes.get(queue)
         {
-            // The queue may have been there before, with these.
+            // The queue, with these bindings, may have existed before.
             let sources: Vec<_> = entry.bindings.values().map(|binding| binding.from.clone()).collect();
             sources.iter().for_each(|source| self.note_untracked_binding(source));
         }
@@ -259,8 +259,8 @@ impl Vhost {
         self.nodes.get(node).is_some_and(|entry| entry.declaration.is_some())
     }
 
-    /// Forgets an exchange or a queue, and its bindings. With the last binding of an auto-delete exchange the broker deletes
-    /// the exchange, and with it others perhaps.
+    /// Forgets an exchange or a queue, and its bindings. The broker deletes an auto-delete exchange with its last binding,
+    /// which may delete further auto-delete exchanges.
     pub(super) fn delete(&mut self, node: &Node) {
         let mut deleted = vec![node.clone()];
         while let Some(node) = deleted.pop() {
@@ -292,7 +292,8 @@ impl Vhost {
         sources
     }
 
-    /// Whether it is an auto-delete exchange that has had bindings and has none any more. To be asked when one is removed.
+    /// Whether it is an auto-delete exchange without bindings. Called when a binding was removed, since an exchange that
+    /// never had one stays.
     fn is_unbound(&self, node: &Node) -> bool {
         let Some(DeclaredEntry { declaration: Some(declaration), leads_to, .. }) = self.nodes.get(node)
         else {
@@ -302,7 +303,7 @@ impl Vhost {
         node.kind == Kind::Exchange && is_deleted && leads_to.is_empty()
     }
 
-    /// Adds a consumer; returns the number of the queue's declaration if it is an auto-delete queue.
+    /// Adds a consumer; returns the id of the queue's declaration if it is an auto-delete queue.
     pub(super) fn consumer_came(&mut self, id: u64, queue: &Node) -> Option<u64> {
         let declaration = self.nodes.get_mut(queue)?.declaration.as_mut()?;
         if !declaration.auto_delete {
@@ -331,12 +332,12 @@ impl Vhost {
         self.torn.clients.remove(&id);
     }
 
-    /// Whether nothing is remembered of a client any more, although it has declared something.
+    /// Whether the client has declarations that are no longer remembered.
     pub(super) fn is_forgotten(&self, id: u64) -> bool {
         self.clients.get(&id).is_some_and(|client| client.lost.is_some())
     }
 
-    /// The methods of a client's declarations: exchanges, queues, bindings. `None` if nothing is remembered of it any more.
+    /// The methods of a client's declarations: exchanges, queues, bindings. `None` if they are no longer remembered.
     pub(super) fn declarations_of(&self, id: u64) -> Option<Vec<Vec<u8>>> {
         let Some(client) = self.clients.get(&id) else { return Some(Vec::new()) };
         if client.lost.is_some() {
@@ -360,11 +361,11 @@ impl Vhost {
         Some(exchanges)
     }
 
-    /// Forgets a client's declarations, and has it closed with this reason when something is lost.
+    /// Forgets a client's declarations. It will be closed with this reason when the topology is lost.
     pub(super) fn lose(&mut self, id: u64, why: &'static str) {
         self.remove_owner(id);
         if let Some(client) = self.clients.get_mut(&id) {
-            client.lost.get_or_insert(Untracked::Untold(why));
+            client.lost.get_or_insert(Untracked::Unnotified(why));
         }
     }
 
@@ -391,7 +392,7 @@ impl Vhost {
         let has_them =
             |id: &u64| self.clients.get(id).is_some_and(|client| *client.credentials == *credentials);
         let (refused, mut owners): (Vec<u64>, Vec<u64>) = step.owners.iter().partition(|id| has_them(id));
-        // Others may have gone, or been forgotten, since.
+        // Other owners may have left, or been forgotten, since.
         owners.retain(|id| self.takes(*id));
         (self.give_up(&refused), self.step(&step.method, &owners, || step.what.clone()))
     }
@@ -420,7 +421,7 @@ impl Vhost {
         let mut plan = Plan::default();
         for (_, client) in self.clients.iter_mut().filter(|(id, _)| torn.concerns(**id)) {
             // Notify each client once.
-            if let Some(Untracked::Untold(why)) = client.lost {
+            if let Some(Untracked::Unnotified(why)) = client.lost {
                 client.lost = Some(Untracked::Notified);
                 plan.lost.push((client.link.clone(), why));
             }
@@ -441,7 +442,7 @@ impl Vhost {
         plan
     }
 
-    /// A step with the credentials of the first owner that is still there.
+    /// A step with the credentials of the first owner that is still connected.
     fn step(&self, method: &Arc<[u8]>, owners: &[u64], what: impl FnOnce() -> String) -> Option<Step> {
         let owner = owners.iter().find_map(|id| self.clients.get(id))?;
         let (method, credentials) = (method.clone(), owner.credentials.clone());
@@ -462,7 +463,7 @@ impl Vhost {
         }
     }
 
-    /// Subtracts something at `node` from its former owners.
+    /// Refunds the bytes of a declaration or binding at `node` to its former owners.
     fn refund(&mut self, owners: &[u64], node: &Node, bytes: usize) {
         for id in owners {
             let Some(client) = self.clients.get_mut(id) else { continue };
@@ -495,7 +496,7 @@ impl Vhost {
                 })
                 .collect();
             for (method, binding) in gone {
-                // The broker has it still.
+                // The broker still has the binding.
                 self.note_untracked_binding(&binding.from);
                 self.unbound(&node, &method, &binding);
             }

@@ -15,7 +15,7 @@ pub(super) struct ClientBatch {
     client: Option<Arc<ClientLink>>,
     bytes: Vec<u8>,
     shared: bool,
-    /// Bytes that may wait for a client before it gets no more deliveries, on a shared connection.
+    /// On a shared connection, the bytes that may wait for a client before deliveries to it are withheld.
     budget: usize,
     /// Messages seen, returned ones included.
     pub(super) messages: u64,
@@ -26,7 +26,7 @@ impl ClientBatch {
         Self { client: None, bytes: Vec::new(), shared, budget, messages: 0 }
     }
 
-    /// Whether a message of this size would exceed the backlog that the client may have here.
+    /// Whether a message of this size would exceed the client's allowed backlog on this connection.
     #[inline]
     pub(super) fn is_over_budget(&self, link: &Arc<ClientLink>, size: u64) -> bool {
         if !self.shared {

@@ -66,7 +66,7 @@ impl Lease {
         self.dropping = frame.payload.starts_with(&DELIVER) && self.overflows(batch, announced(behind));
         self.consumer_tag.clear();
         if may_have_headers(frame.channel, behind) {
-            // It is needed if the headers have an offset.
+            // The consumer tag is needed if the headers contain a stream offset.
             self.consumer_tag.extend_from_slice(consumer_tag(frame.payload));
         }
         if self.dropping {
@@ -138,8 +138,8 @@ fn announced(input: &[u8]) -> u64 {
     }
 }
 
-/// Whether the message whose method was received before `input` may have headers: most have none, and their content
-/// header is there already.
+/// Whether the message whose method was received before `input` may have headers. False for most messages, because
+/// their content header is usually in `input` already.
 #[inline]
 fn may_have_headers(channel: u16, input: &[u8]) -> bool {
     match input.split_at_checked(HEADER_LEN) {
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_is_waited_for_until_it_is_whole_unless_it_is_large() {
+    fn an_incomplete_message_is_held_unless_it_is_large_or_interleaved() {
         let whole = message(9000);
         for cut in HEADER_LEN..whole.len() {
             assert!(is_worth_waiting_for(&whole[..cut]), "{cut} bytes");
@@ -216,7 +216,7 @@ mod tests {
         let method = whole.iter().position(|byte| *byte == amqp::frame::FRAME_END).unwrap() + 1;
         let mut mixed = whole[..method].to_vec();
         write_method(&mut mixed, 4, basic::QosOk {});
-        assert!(!is_worth_waiting_for(&mixed), "others come between");
+        assert!(!is_worth_waiting_for(&mixed), "a frame of another channel comes between");
     }
 
     #[test]
@@ -232,9 +232,9 @@ mod tests {
         let without = header(Properties::default());
         assert!(may_have_headers(3, &with));
         assert!(!may_have_headers(3, &without));
-        assert!(may_have_headers(4, &without), "that of another channel");
+        assert!(may_have_headers(4, &without), "the content header is of another channel");
         assert!(may_have_headers(3, &without[..HEADER_LEN + 12]), "incomplete");
-        assert!(may_have_headers(3, &[]), "not there yet");
+        assert!(may_have_headers(3, &[]), "not received yet");
     }
 
     #[test]

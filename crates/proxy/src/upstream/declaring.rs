@@ -96,7 +96,7 @@ impl Declaring {
                 Method::ChannelClose(close) => {
                     announced_fault(close.reply_code, close.reply_text, (close.class_id, close.method_id))
                 }
-                // An alarm stops publishers, and this connection does not publish.
+                // An alarm blocks only publishers, and this connection does not publish.
                 Method::ConnectionBlocked(_) | Method::ConnectionUnblocked(_) => continue,
                 _ => {
                     *count += 1;
@@ -128,7 +128,7 @@ impl Declaring {
             }
             Ok::<_, HandshakeError>(())
         };
-        // All declarations are done; a close that fails changes nothing.
+        // All declarations are done, so a failed close does not matter.
         let _ = tokio::time::timeout(CLOSE_TIMEOUT, closing).await;
     }
 }

@@ -1,7 +1,7 @@
 //! The handshake with a broker, in two steps: login up to `connection.tune`, then `connection.open`.
 //!
-//! A client learns that it is logged in after the first step and names its virtual host only then, which is
-//! why this is not [`amqp::ClientHandshake`]: that one needs the virtual host from the start.
+//! A client names its virtual host only after its login has succeeded, so the two steps are separate.
+//! [`amqp::ClientHandshake`] cannot be used because it needs the virtual host from the start.
 
 use std::io;
 
@@ -45,8 +45,8 @@ impl LoggedInConnection {
         let login = async {
             let (mut stream, mut input) = (Box::pin(connect(endpoint, config)).await?, Vec::new());
             let server_properties = start(&mut stream, &mut input, credentials, announced).await?;
-            // A broker with authentication_failure_close refuses in words: a close without any is an outage there (S7). Others
-            // just close.
+            // A broker with authentication_failure_close sends a close method with the reason, so if it just closes the
+            // stream, that is an outage (S7). Other brokers refuse a login by closing the stream.
             let explains = Capabilities::from_properties(&server_properties).authentication_failure_close;
             let closed = |refusal| match refusal {
                 HandshakeError::Closed if !explains => {
@@ -87,15 +87,15 @@ impl LoggedInConnection {
         }
     }
 
-    /// The lower of the broker's offer and the pool's wish; 0 means no limit. The pool wants as many channels as
-    /// possible, because a connection may become one client's own.
+    /// The lower of the broker's offer and the pool's preference; 0 means no limit. The pool asks for as many channels
+    /// as possible, because a connection may later be dedicated to one client.
     fn limits(&self, config: &PoolConfig) -> TunedLimits {
         fn lower<N: Ord + Default + Copy>(offered: N, wanted: N) -> N {
             if offered == N::default() { wanted } else { offered.min(wanted) }
         }
         TunedLimits {
             channel_max: lower(self.tune.channel_max, u16::MAX),
-            // The connection's task reads frames whole, which may be larger than this by their own overhead.
+            // The connection's task buffers whole frames, which exceed frame_max by their overhead.
             frame_max: lower(
                 self.tune.frame_max,
                 config.frame_max.clamp(MIN_FRAME_MAX, (transport::MAX_UNCONSUMED - OVERHEAD) as u32),
@@ -128,7 +128,7 @@ async fn within<T>(
     match tokio::time::timeout(config.connect_timeout, Box::pin(step)).await {
         Ok(result) => result.map_err(|trouble| match trouble {
             HandshakeError::Said(refusal) => refusal,
-            // Its alert is lost if it closes before it has read our data (TLS 1.3).
+            // With TLS 1.3, the broker's alert is lost if it closes the socket before it has read our data.
             HandshakeError::Closed if shows_certificate(endpoint, config) => Refusal::unreachable(
                 format_args!("{endpoint}: closed during the handshake; it may not accept our certificate"),
             ),
@@ -161,7 +161,7 @@ async fn start(
             let properties = announced.properties().encode();
             let response = credentials.response();
             let start_ok = connection::StartOk {
-                // The method was just encoded, and is two levels deep: it is well-formed.
+                // The table was just encoded and is two levels deep, so it is well-formed.
                 client_properties: RawTable::check(&properties).unwrap_or_default(),
                 mechanism,
                 response: response.expose(),
@@ -227,7 +227,7 @@ pub(super) async fn receive<'i>(
     }))
 }
 
-/// Validates the limits that a broker offers; other limits are derived from them, so they must not be absurd.
+/// Validates the limits that a broker offers, because other limits are derived from them.
 fn validate_tune(tune: connection::Tune) -> Result<connection::Tune, HandshakeError> {
     if tune.frame_max != 0 && tune.frame_max < MIN_FRAME_MAX {
         let text = format!("it offers frame_max {}, lower than the minimum {MIN_FRAME_MAX}", tune.frame_max);
@@ -240,8 +240,8 @@ fn unexpected(method: &Method<'_>) -> HandshakeError {
     HandshakeError::Other(format!("unexpected {}", method.name()))
 }
 
-/// The beginning of an alert, by which a server that expects TLS answers anything else (RFC 8446, 5.1): its content
-/// type, and the major version of SSL 3.0 that all versions of TLS send.
+/// The first bytes of the TLS alert with which a TLS server replies to plain text (RFC 8446, 5.1): the content type of
+/// alerts, and the major version that all versions of TLS send.
 const TLS_ALERT: [u8; 2] = [21, 3];
 
 /// Errors of a handshake.

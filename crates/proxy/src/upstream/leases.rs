@@ -1,10 +1,9 @@
 //! Channels of an upstream connection: leased to clients' channels, proven clean, and leased again (P5, P6).
 //!
-//! A channel that a client gives back settles until every request on it is answered and everything published
-//! in confirm mode is confirmed. Frames whose outcome no reply reports, such as a publish outside confirm
-//! mode to an exchange that does not exist, are fenced off first: the pool sends `basic.qos`, which also
-//! resets the prefetch. Its reply proves that the broker has processed everything in front of it without
-//! closing the channel. Then the channel rests, and the next lease needs no `channel.open`.
+//! A channel that a client gives back settles until every request on it is answered and everything published in confirm
+//! mode is confirmed. If the outcome of some frames is not reported by a reply, as for a publish outside confirm mode,
+//! the pool sends `basic.qos`, which also resets the prefetch. Its reply proves that the broker has processed all
+//! earlier frames without closing the channel. Then the channel rests, and the next lease needs no `channel.open`.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -25,18 +24,18 @@ use crate::link::{ClientLink, Event};
 pub(crate) enum Placed {
     /// On this channel.
     On(Leased),
-    /// All channels are in use. On a client's own connection: as many as the broker allows at all. On a
-    /// shared one, also when its channels serve the other role.
+    /// All channels are in use: on a client's own connection, as many as the broker allows; on a shared one,
+    /// [`crate::PoolConfig::max_channels_per_connection`], or the connection has the other role.
     Full,
     /// All channels are in use, but some are being closed. [`Event::ChannelFree`] follows.
     Soon,
-    /// No channel rests, and one more must not be opened. See [`crate::pool::Pool::lease`].
+    /// No channel rests, and the caller does not allow opening another one. See [`crate::pool::Pool::lease`].
     Limited,
     /// The connection is closing or has ended.
     Gone,
 }
 
-/// A leased channel in its present state. The session has to send any missing method in front of everything else.
+/// A leased channel in its current state. The session has to send the missing methods before anything else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Leased {
     pub(crate) channel: u16,
@@ -46,12 +45,12 @@ pub(crate) struct Leased {
     pub(crate) confirming: bool,
 }
 
-/// A shared connection's offer to a client.
+/// The capacity of a shared connection for a client.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shared {
     /// A unitless measure of its load, if it has a channel for this client.
     pub(crate) load: Option<usize>,
-    /// Whether such a channel rests.
+    /// Whether such a channel is open and unused.
     pub(crate) rests: bool,
     /// Channels that the broker is still to open, or to prove clean after they were given back.
     pub(crate) opening: usize,
@@ -59,14 +58,14 @@ pub(crate) struct Shared {
     pub(crate) is_stalled: bool,
 }
 
-/// Channels of a user, by what becomes of them when a broker refuses to open one more.
+/// Numbers of channels of a user when a broker has refused to open one more.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct ChannelCounts {
-    /// Those that are open at the broker.
+    /// Channels that are open at the broker.
     pub(crate) open: usize,
-    /// Those of them that clients use, and keep.
+    /// Channels of `open` that clients use.
     pub(crate) used: usize,
-    /// Those that are being opened for clients which had one before.
+    /// Channels that are being opened for clients that had one before.
     pub(crate) reopening: usize,
 }
 
@@ -113,8 +112,8 @@ struct IdleChannel {
 }
 
 impl Upstream {
-    /// The connection's offer to a client, in confirm mode if `confirm`; `None` if clients do not share it in
-    /// this role.
+    /// The connection's capacity for a client, for a channel in confirm mode if `confirm`. `None` if clients do not
+    /// share it in this role.
     pub(crate) fn shared(&self, confirm: bool, role: Role) -> Option<Shared> {
         let state = self.state.lock();
         if !state.is_shared() || !state.takes(role) {
@@ -133,7 +132,7 @@ impl Upstream {
         (state.is_shared(), state.is_shared() && state.has_capacity(self.shared_channel_max))
     }
 
-    /// Completes when a channel has come to rest, or was opened; wakes one waiter.
+    /// Completes when a channel rests or was opened. Each notification wakes one waiter.
     pub(crate) fn news(&self) -> Notified<'_> {
         self.news.notified()
     }
@@ -151,8 +150,8 @@ impl Upstream {
         self.state.lock().in_use
     }
 
-    /// Leases a channel, a resting one if possible. With `confirm` the channel is in confirm mode, or about
-    /// to be put into it. `role` is its use, on a shared connection. Another one is opened only if it `may_open` one.
+    /// Leases a channel, a resting one if possible. With `confirm` the channel is in confirm mode, or about to be put
+    /// into it. `role` is its use, on a shared connection. A channel is opened only if `may_open`.
     pub(crate) fn lease(&self, mut lease: Lease, confirm: bool, role: Role, may_open: bool) -> Placed {
         let mut state = self.state.lock();
         if state.phase != Phase::Open {
@@ -214,8 +213,8 @@ impl Upstream {
         None
     }
 
-    /// Handles exhausted channel numbers: closes a channel that rests in the other mode, or that a client's own connection
-    /// has no use for. On a shared one as many are being closed as sessions wait.
+    /// Handles exhausted channel numbers by closing a resting channel, which is in the other mode, or of no use on a
+    /// client's own connection. On a shared connection, one channel is being closed for each waiting session.
     fn no_number(&self, state: &mut UpstreamState, is_own: bool, link: &Arc<ClientLink>) -> Placed {
         let needed = state.starving_with(link);
         if (is_own || state.closing() < needed)
@@ -232,8 +231,8 @@ impl Upstream {
         Placed::Soon
     }
 
-    /// Has a channel closed that nobody uses, unless one is closed anyway, and notifies the session when the broker has one
-    /// less to count. Returns false if there is none, or only such as wait for confirms.
+    /// Closes a channel that no client uses, unless enough channels are being closed already, and notifies the session when
+    /// a channel is closed at the broker. Returns false if all unused channels wait for confirms that are not overdue.
     pub(crate) fn close_one_for(&self, link: &Arc<ClientLink>, now: Instant) -> bool {
         let mut state = self.state.lock();
         if state.phase == Phase::Ended {
@@ -253,8 +252,8 @@ impl Upstream {
         true
     }
 
-    /// Whether a channel that was given back, and that no other session waits for, will be free once all is confirmed that was
-    /// sent there. If so, the session is notified when the broker has one less to count.
+    /// Whether a channel that was given back, and for which no other session waits, only waits to be proven clean. If so, the
+    /// session is notified when a channel is no longer in use.
     pub(crate) fn wait_for_settling(&self, link: &Arc<ClientLink>) -> bool {
         let mut state = self.state.lock();
         let needed = state.starving_with(link);
@@ -265,21 +264,21 @@ impl Upstream {
         settling >= needed
     }
 
-    /// Number of channels that the broker counts, or will.
+    /// Number of channels that the broker counts, including those being opened.
     pub(crate) fn channels_at_broker(&self) -> usize {
         let state = self.state.lock();
         if state.phase == Phase::Ended { 0 } else { state.used_numbers() }
     }
 
-    /// The channels, as they are when the broker refuses to open one more.
+    /// The numbers of channels when the broker refuses to open one more.
     pub(crate) fn channel_counts(&self) -> ChannelCounts {
         let state = self.state.lock();
         state.slots.iter().fold(ChannelCounts::default(), |counts, slot| counts + ChannelCounts::of(slot))
     }
 
-    /// Gives a channel back. All of the session's frames for it must be in the outbox. It is leased again only when
-    /// it is proven clean, or the broker has confirmed its close; until then the frames in flight are kept. Returns
-    /// false if the connection has ended: then the session has to handle the frames in flight.
+    /// Gives a channel back. All of the session's frames for the channel must be in the outbox. The channel is leased
+    /// again only when it is proven clean, or the broker has confirmed its close; until then the frames in flight are
+    /// kept. Returns false if the connection has ended; the session then has to handle the frames in flight.
     #[must_use]
     pub(crate) fn release(&self, number: u16, usage: Usage, now: Instant) -> bool {
         let mut state = self.state.lock();
@@ -313,7 +312,7 @@ impl Upstream {
         true
     }
 
-    /// Requests replies that prove the broker has processed everything, if needed; returns how many are to come.
+    /// If needed, requests replies that prove that the broker has processed everything; returns the number of requests.
     fn fence(&self, number: u16, usage: Usage) -> u32 {
         let mut fences = 0;
         for (wanted, global) in
@@ -335,7 +334,7 @@ impl Upstream {
         let is_settling = matches!(slot, Slot::Settling(_));
         let Some(settling) = slot.given_back(link, lease) else { return true };
         let quiet = settling.poll_processed();
-        // On a channel that is being closed the reply to that says so.
+        // On a channel that is being closed, close-ok is the proof.
         if quiet == AnswerProgress::Asking && is_settling {
             settling.prove();
             self.send(number, channel::Flow { active: true });
@@ -417,7 +416,7 @@ impl Upstream {
         }
     }
 
-    /// The meaning of an empty queue name on a leased channel, if the broker has told it.
+    /// The queue that an empty name means on a leased channel, if the broker has named it.
     pub(crate) fn last_queue(&self, number: u16) -> Option<Box<str>> {
         match self.state.lock().slot(number) {
             Some(Slot::Leased(lease)) => lease.last_queue.clone(),
@@ -469,8 +468,8 @@ impl Upstream {
         self.news.notify_one();
     }
 
-    /// Has a channel closed for a client that finds none, here or elsewhere, if clients share the connection in this role and
-    /// confirms are overdue. Returns false if there is no such channel.
+    /// Closes a channel with overdue confirms for a client that found no free channel on any connection, if clients share
+    /// this connection in this role. Returns false if there is no such channel.
     pub(crate) fn give_up_overdue(&self, role: Role, now: Instant) -> bool {
         let mut state = self.state.lock();
         state.is_shared() && state.takes(role) && self.close_overdue(&mut state, now)
@@ -478,8 +477,8 @@ impl Upstream {
 
     /// Closes the channel that was given back longest ago of those with overdue confirms. Returns false if there is none.
     ///
-    /// Close-ok answers for what was sent before it (P11), as it does for a client that closes a channel itself: the broker has
-    /// passed the messages on to their queues, and what these still refuse or lose it never reports.
+    /// Close-ok settles everything that was sent before it (P11), as for a client that closes a channel itself: the broker has
+    /// routed the messages to their queues, and never reports what the queues refuse or lose after that.
     fn close_overdue(&self, state: &mut UpstreamState, now: Instant) -> bool {
         let Some((_, number)) = state.overdue(now).min() else { return false };
         let Some(slot @ Slot::Settling(_)) = state.slot(number) else { return false };
@@ -492,8 +491,8 @@ impl Upstream {
         true
     }
 
-    /// Requests an answer on a channel that no client uses, one that rests or was given back; if there is none, has the session
-    /// of one do so. Returns its number.
+    /// Requests an answer on a channel that rests or was given back. If there is none, asks a session to do so on its channel.
+    /// Returns the channel's number.
     pub(super) fn send_probe(&self, state: &mut UpstreamState, now: Instant) -> Option<u16> {
         let number = if let Some(IdleChannel { number, opened_at, .. }) = state.resting.take_any() {
             let slot = state.slot(number)?;
@@ -579,12 +578,12 @@ impl UpstreamState {
         self.starving.iter().any(|other| Arc::ptr_eq(other, link))
     }
 
-    /// Number of sessions that are notified when a channel is no longer in use, once this one is among them.
+    /// Number of sessions that wait for a channel number, this one included.
     fn starving_with(&self, link: &Arc<ClientLink>) -> usize {
         self.starving.len() + usize::from(!self.is_starving(link))
     }
 
-    /// Notifies a session when a channel is no longer in use.
+    /// Makes a session wait for a channel number: it is notified when a channel is no longer in use.
     fn starve(&mut self, link: &Arc<ClientLink>) {
         if !self.is_starving(link) {
             self.starving.push(link.clone());
@@ -595,15 +594,16 @@ impl UpstreamState {
         self.slots.len() - self.free.len()
     }
 
-    /// Whether a shared connection has a channel for one more client, at once or when one has been closed for it.
+    /// Whether a shared connection has a channel for one more client, at once or when a channel that is being closed
+    /// becomes free.
     fn has_capacity(&self, max: u16) -> bool {
         self.resting.len() > 0
             || self.used_numbers() < usize::from(max)
             || self.closing() > self.starving.len()
     }
 
-    /// A channel that was given back, preferably one that owes no reply: the broker may not process anything behind the request
-    /// before a queue has answered it.
+    /// A channel that was given back, preferably one without a pending reply: the broker may not process later methods of a
+    /// channel while a queue has not answered an earlier one.
     fn settling_to_probe(&mut self) -> Option<(u16, &mut Settling)> {
         let of_settling = |(number, slot)| match slot {
             &mut Slot::Settling(ref mut settling) => Some((number, &mut **settling)),
@@ -613,8 +613,8 @@ impl UpstreamState {
         settling.min_by_key(|(_, settling)| settling.owes_reply())
     }
 
-    /// The channels that were given back and have overdue confirms, each with when that was. None is during an alarm, or while
-    /// the connection may be stalled: the broker reads nothing.
+    /// The channels with overdue confirms, each with the time at which it was given back. None during an alarm, or while the
+    /// connection may be stalled, because the broker reads nothing then.
     fn overdue(&self, now: Instant) -> impl Iterator<Item = (Instant, u16)> {
         let is_read = !self.is_stopped() && !self.stall.is_suspected();
         let slots = if is_read { &self.slots[..] } else { &[][..] };
@@ -624,7 +624,7 @@ impl UpstreamState {
         })
     }
 
-    /// Number of channels that are free once the broker confirms their close.
+    /// Number of channels that will be free when the broker confirms their close.
     fn closing(&self) -> usize {
         self.slots.iter().filter(|slot| matches!(slot, Slot::Closing(_))).count()
     }
@@ -643,7 +643,7 @@ impl IdleChannels {
         self.plain.len() + self.confirming.len()
     }
 
-    /// When the longest rest began.
+    /// Since when the longest resting channel has rested.
     pub(super) fn longest(&self) -> Option<Instant> {
         [&self.plain, &self.confirming]
             .into_iter()
@@ -656,12 +656,13 @@ impl IdleChannels {
         if confirming { &mut self.confirming } else { &mut self.plain }
     }
 
-    /// Whether one rests for a client in confirm mode, or outside it. Confirm mode cannot be left.
+    /// Whether a channel rests that can serve a client in confirm mode, or outside it. A channel in confirm mode cannot
+    /// leave it.
     fn has(&self, confirm: bool) -> bool {
         !self.plain.is_empty() || (confirm && !self.confirming.is_empty())
     }
 
-    /// Takes the most recently used one, so that the others age.
+    /// Takes the most recently used one, so that unneeded ones reach the idle timeout.
     fn take(&mut self, confirm: bool) -> Option<IdleChannel> {
         let confirming = if confirm { self.confirming.pop_back() } else { None };
         confirming.or_else(|| self.plain.pop_back())
@@ -671,7 +672,7 @@ impl IdleChannels {
         self.plain.pop_front().or_else(|| self.confirming.pop_front())
     }
 
-    /// Takes one that has rested for this long.
+    /// Takes one that has rested for at least `timeout`.
     fn take_rested(&mut self, now: Instant, timeout: Duration) -> Option<IdleChannel> {
         let rested =
             |of: &VecDeque<IdleChannel>| of.front().is_some_and(|front| now >= front.since + timeout);
@@ -698,9 +699,8 @@ fn close_channel() -> channel::Close<'static> {
 #[cfg(test)]
 mod overdue_tests;
 
-/// The cost, in leased channels, of using a connection that has no role yet: both roles should find one when
-/// there are few.
+/// The load, in leased channels, that is added for a connection without a role. It keeps unused connections free for
+/// the other role when there are few.
 const ROLE_CHANGE: usize = 4;
-/// Bytes of backlog that weigh as much as a leased channel: about the amount that a busy publisher adds in
-/// one batch of reads.
+/// Bytes of backlog that count as much as a leased channel: about the amount that a busy publisher adds in one batch of reads.
 const BACKLOG_OF_A_LEASE: usize = 16 * 1024;

@@ -45,11 +45,12 @@ pub(crate) struct Ledger {
     keeps_messages: bool,
     /// Weak: a departed client's declarations are not remembered.
     link: Weak<ClientLink>,
-    /// Outlives the link: others' declarations go with what a departed client has deleted.
+    /// Outlives the link: deletions of a departed client still remove declarations of other clients.
     declarer: Option<Arc<Declarer>>,
-    /// The broker's last delivery tag, of what was passed on to the client. Not in the record: each delivery sets it.
+    /// The broker's tag of the last delivery that was passed on to the client. Outside the record, because each
+    /// delivery sets it.
     last_delivered: AtomicU64,
-    /// Whether the broker has cancelled a consumer. Beside the record for the same reason.
+    /// Whether the broker has cancelled a consumer. Outside the record, because it is read for each acknowledgement.
     has_cancelled: AtomicBool,
     record: Mutex<Record, { Rank::UpstreamClient as u8 }>,
 }
@@ -59,10 +60,10 @@ struct Record {
     /// Confirms on the channel before the lease, which belong to earlier leases.
     base: u64,
     carried: MovedState,
-    /// Whether the lease began with consumers that were made again.
+    /// Whether the lease began with recreated consumers.
     made_again: bool,
     opening: ChannelOpening,
-    /// Requests before the `confirm.select` that began confirm mode, if messages before it were unproven then.
+    /// Number of requests before the `confirm.select` that turned on confirm mode, if messages before it were unproven then.
     select_behind: Option<u64>,
     /// Messages sent in confirm mode.
     published: u64,
@@ -79,7 +80,7 @@ struct Record {
     unanswered_methods: u64,
     /// Numbers of the requests that are the pool's own proofs.
     proofs: VecDeque<u64>,
-    /// Number of these, from the front, whose replies have come before a late answer in front of them.
+    /// Number of `proofs`, from the front, whose replies arrived before a late answer to an earlier request.
     early_proofs: usize,
     /// The requests whose answers come late.
     late: LateAnswers,
@@ -87,7 +88,7 @@ struct Record {
     awaits_late: bool,
     /// Whether the session waits for the answers to declarations of queues. Cleared when it is notified.
     awaits_declarations: bool,
-    /// Bytes of messages outside confirm mode, and of methods with no-wait, that no request follows yet.
+    /// Bytes of messages outside confirm mode, and of methods with no-wait, after which no request was sent yet.
     unproven: usize,
     /// The last frame sent without a reply of its own. Set when it is sent, never cleared.
     unanswered: Option<Unanswered>,
@@ -102,7 +103,7 @@ struct Record {
 /// A confirm, in the client's numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ConfirmedNumber {
-    /// That of the message.
+    /// The number of the message.
     pub(super) number: u64,
     /// All messages up to this number are confirmed.
     pub(super) all_up_to: u64,
@@ -112,7 +113,7 @@ pub(super) struct ConfirmedNumber {
 #[derive(Debug, Default)]
 pub(crate) struct UnsettledEntries {
     pub(crate) carried: MovedState,
-    /// Frames to be sent again.
+    /// Frames to send again.
     pub(crate) frames: Vec<u8>,
     /// Number of messages in `frames`.
     pub(crate) messages: u64,
@@ -124,7 +125,7 @@ pub(crate) struct UnsettledEntries {
     pub(crate) last_too_large: bool,
     /// Whether the broker has answered something, or delivered.
     pub(crate) progressed: bool,
-    /// Whether the lease began with consumers that were made again.
+    /// Whether the lease began with recreated consumers.
     pub(crate) made_again: bool,
     pub(crate) opening: ChannelOpening,
 }
@@ -148,7 +149,7 @@ impl Ledger {
         })
     }
 
-    /// Whether it is of a lease of this client.
+    /// Whether the lease is this client's.
     pub(super) fn is_of(&self, link: &Arc<ClientLink>) -> bool {
         std::ptr::eq(self.link.as_ptr(), Arc::as_ptr(link))
     }
@@ -160,7 +161,7 @@ impl Ledger {
         }
     }
 
-    /// Counts a consumer among those that keep its queue alive.
+    /// Counts a consumer in the remembered topology.
     fn counted(&self, consumer: Consumer) -> Consumer {
         match self.link.upgrade() {
             Some(link) => consumer.counted(&link),
@@ -173,7 +174,7 @@ impl Ledger {
         self.record.lock().base = base;
     }
 
-    /// Records that the pool itself begins confirm mode, behind nothing that is unproven.
+    /// Records that the pool turns on confirm mode, with no unproven messages before.
     pub(crate) fn begin_confirming(&self) {
         let is_behind_unproven = self.record.lock().begin_confirming();
         debug_assert!(!is_behind_unproven);
@@ -219,14 +220,14 @@ impl Ledger {
         self.push_messages(&mut record, what, &method_frame(payload));
     }
 
-    /// Whether messages, or methods with no-wait, were sent that no request follows; and whether enough of them to ask
-    /// for a proof.
+    /// Whether messages, or methods with no-wait, were sent with no request after them; and whether their bytes suffice
+    /// to request a proof.
     pub(crate) fn is_unproven(&self) -> (bool, bool) {
         let unproven = self.record.lock().unproven;
         (unproven > 0, unproven >= PROOF_DUE)
     }
 
-    /// Records that the pool itself requests a reply, behind everything else.
+    /// Records that the pool requests a reply, after all other frames.
     pub(crate) fn prove(&self) {
         let mut record = self.record.lock();
         record.asked += 1;
@@ -294,7 +295,7 @@ impl Ledger {
     pub(crate) fn method(&self, payload: &[u8], has_answer: bool, prefetch: PrefetchState) -> bool {
         let mut record = self.record.lock();
         match Method::decode(payload) {
-            // The deliveries that they settle end with the connection.
+            // Acknowledgements are not replayed, because the deliveries end with the connection.
             Ok(
                 Method::BasicAck(_)
                 | Method::BasicNack(_)
@@ -322,7 +323,7 @@ impl Ledger {
             Ok(Method::BasicCancel(cancel)) => {
                 record.carried.forget_consumer(cancel.consumer_tag);
                 if cancel.no_wait {
-                    // Elsewhere there is nothing to cancel: its consumer, if there was one, was answered.
+                    // A cancel with no-wait is not replayed: the consumer is not recreated on another channel.
                     record.sends_unanswered(false);
                     return false;
                 }
@@ -346,10 +347,10 @@ impl Ledger {
         record.unproven > 0
     }
 
-    /// Handles a method without a reply. If it adds to the client's declarations it is remembered at once,
-    /// because no other client is affected; if it removes other clients' declarations it waits until the
-    /// broker provably has not refused it, and additions behind it are applied again after it. A proof is asked for
-    /// before long, or the method would be sent again after any later loss.
+    /// Handles a method without a reply. If it adds to the client's declarations, it is applied at once, because no
+    /// other client is affected. If it removes other clients' declarations, it is applied when the broker provably has
+    /// not refused it, and later additions are applied again after it. The method counts as unproven, so that a proof
+    /// is requested soon; without one it would be replayed after any later loss.
     fn sent_unanswered(&self, record: &mut Record, method: &Method<'_>, payload: &[u8]) {
         if !takes_away(method) {
             self.carried_out(method, None);
@@ -367,7 +368,7 @@ impl Ledger {
         record.unproven += payload.len();
     }
 
-    /// Applies the changes that an answered method follows.
+    /// Applies the changes that were sent before an answered request.
     fn change_proven(&self, record: &mut Record) {
         while record.changes.first().is_some_and(|change| record.is_done(&change.what()))
             && let Some(change) = record.changes.pop()
@@ -393,14 +394,14 @@ impl Ledger {
         self.abandoned();
     }
 
-    /// The broker has discarded what it has not processed: nothing more is to be waited for.
+    /// The broker has discarded all unprocessed frames, so no more replies are expected.
     pub(super) fn abandoned(&self) {
         let is_awaited = std::mem::take(&mut self.record.lock().awaited);
         self.notify(is_awaited);
     }
 
-    /// Bounds the no-wait methods kept: otherwise a client that sends nothing else would eventually never be
-    /// read again.
+    /// Bounds the kept no-wait methods: otherwise a client that sends nothing else would eventually exceed its replay
+    /// buffer and not be read any more.
     fn forget_unanswered(&self, record: &mut Record) {
         record.unanswered_methods += 1;
         if record.unanswered_methods <= UNANSWERED_MAX {
@@ -466,7 +467,7 @@ impl Ledger {
     pub(super) fn answered(&self, answer: Option<&Method<'_>>, last_queue: Option<&str>) {
         let mut record = self.record.lock();
         record.answered += 1;
-        // The changes were sent before this request.
+        // Pending changes were sent before this request.
         self.change_proven(&mut record);
         match answer {
             Some(Method::BasicConsumeOk(ok)) => {
@@ -508,7 +509,7 @@ impl Ledger {
         self.notify(is_due);
     }
 
-    /// Whether the broker has a consumer with this tag, or is being asked for one.
+    /// Whether the broker has a consumer with this tag, or one is requested.
     pub(crate) fn is_consuming(&self, tag: &str) -> bool {
         let record = self.record.lock();
         let under_way = record
@@ -523,7 +524,7 @@ impl Ledger {
         )
     }
 
-    /// The broker has cancelled a consumer because its queue was deleted, or its deliveries were not settled in time.
+    /// The broker has cancelled a consumer because its queue was deleted, or because deliveries were not acknowledged in time.
     pub(super) fn cancelled(&self, tag: &str) {
         self.has_cancelled.store(true, Ordering::Relaxed);
         let mut record = self.record.lock();
@@ -536,25 +537,25 @@ impl Ledger {
         record.carried.forget_consumer(tag);
     }
 
-    /// A message with this offset of a stream came for a consumer, and was passed on to its client or withheld.
+    /// Records that a message with this stream offset arrived for a consumer, and was passed on to its client or withheld.
     pub(super) fn record_offset(&self, tag: &[u8], offset: u64, is_passed_on: bool) {
         self.record.lock().carried.record_offset(tag, offset, is_passed_on);
     }
 
-    /// Whether the broker has refused, with this text, to make a consumer with an offset that the pool, and not the
-    /// client, had asked for. Its queue is then known not to have any.
+    /// Whether this text is the broker's refusal of a stream offset that the pool, not the client, added to a consumer.
+    /// The queue is then recorded as not being a stream.
     pub(crate) fn clear_offset_unless_stream(&self, text: &str) -> bool {
         self.record.lock().carried.clear_offset_unless_stream(text)
     }
 
-    /// Whether a refused `basic.consume` must be one that the pool has sent to make a consumer again.
+    /// Whether a refused `basic.consume` must be one with which the pool recreated a consumer.
     pub(crate) fn was_recreated(&self) -> bool {
         let record = self.record.lock();
         let mut asked = record.entries.iter().flat_map(|entry| entry.unanswered(record.answered));
         record.made_again && !asked.any(|(_, payload)| matches!(payload, [0, 60, 0, 20, ..]))
     }
 
-    /// A delivery with this tag of the broker's is passed on.
+    /// Records that the delivery with this tag of the broker is passed on.
     #[inline]
     pub(super) fn delivered(&self, tag: u64) {
         self.last_delivered.store(tag, Ordering::Relaxed);
@@ -564,8 +565,8 @@ impl Ledger {
         self.last_delivered.load(Ordering::Relaxed)
     }
 
-    /// The broker's last delivery tag, up to which acknowledgements may be gathered. `None` once the broker has cancelled a
-    /// consumer: it may have taken that one's deliveries back, and then ignores a late acknowledgement.
+    /// The broker's last delivery tag, up to which acknowledgements may be merged. `None` once the broker has cancelled a
+    /// consumer: it may have requeued that consumer's deliveries, and then ignores late acknowledgements of them.
     #[inline]
     pub(crate) fn gathers_up_to(&self) -> Option<u64> {
         (!self.has_cancelled.load(Ordering::Relaxed)).then(|| self.last_delivered())
@@ -628,7 +629,7 @@ impl Drop for Ledger {
 }
 
 impl Record {
-    /// Notes that messages, or methods with no-wait, are sent now.
+    /// Records that messages, or methods with no-wait, are sent.
     fn sends_unanswered(&mut self, confirm: bool) {
         self.unanswered = Some(Unanswered { asked: self.asked, confirm: confirm.then_some(self.published) });
     }
@@ -657,8 +658,8 @@ impl Record {
         }
     }
 
-    /// Confirm mode begins now, unless it has begun. Returns whether it does so behind messages that may have to be sent
-    /// again: outside confirm mode, as the broker would number them otherwise.
+    /// Turns on confirm mode, if it is off. Returns whether unproven messages precede it: these have to be replayed
+    /// before `confirm.select`, because the broker would otherwise number them.
     fn begin_confirming(&mut self) -> bool {
         if self.carried.confirming || self.select_behind.is_some() {
             return false;
@@ -675,18 +676,18 @@ impl Record {
         is_behind_unproven
     }
 
-    /// An entry for messages outside confirm mode that are sent now.
+    /// The kind of entry for messages that are sent outside confirm mode.
     fn outside_confirm_mode(&self, count: u64) -> EntryKind {
         EntryKind::Unconfirmed { published: self.published, asked: self.asked, count, too_large: false }
     }
 
-    /// The method that was answered last, and the limits of the consumer that it makes.
+    /// The request that was answered last, and the prefetch limits of the consumer that it creates.
     fn asked(&self) -> Option<(Method<'_>, PrefetchState)> {
         let (payload, prefetch) = self.entries.iter().find_map(|entry| entry.asked(self.answered))?;
         Some((Method::decode(payload).ok()?, prefetch))
     }
 
-    /// The consumer made by the `basic.consume` that was answered last.
+    /// The consumer created by the `basic.consume` that was answered last.
     fn consumer(&self, tag: &str, last_queue: Option<&str>) -> Option<Consumer> {
         let (Method::BasicConsume(consume), prefetch) = self.asked()? else { return None };
         Some(Consumer::new(consume, tag, last_queue, prefetch))
@@ -740,7 +741,7 @@ impl Record {
         remains
     }
 
-    /// Keeps the unconfirmed messages of an entry; notes the numbers of the others in `gone`.
+    /// Keeps the unconfirmed messages of an entry; adds the numbers of the confirmed ones to `gone`.
     fn unconfirmed(
         &self,
         first: u64,
@@ -784,11 +785,10 @@ fn method_frame(payload: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Maximum number of no-wait methods, such as `queue.bind`, kept of one channel. Brokers have long processed
-/// older ones, as far as the client can know.
+/// Maximum number of no-wait methods, such as `queue.bind`, kept of one channel. The broker has most likely processed
+/// older ones.
 const UNANSWERED_MAX: u64 = 256;
-/// Bytes of messages outside confirm mode after which a proof is requested: little to keep, and negligible
-/// work for the broker.
+/// Bytes of messages outside confirm mode after which a proof is requested: little memory, and negligible work for the broker.
 const PROOF_DUE: usize = 64 * 1024;
 /// Minimum capacity that the queue of entries keeps: the number a client usually has in flight.
 const SMALL_CAPACITY: usize = 16;

@@ -29,7 +29,7 @@ pub(super) struct Attached {
     pub(super) link: Arc<ClientLink>,
     /// Whether it has published here, or owns the connection: it then receives `connection.blocked`. Never cleared.
     publishes: bool,
-    /// Its credentials, if it has other ones than the connection.
+    /// Its credentials, if they differ from the connection's.
     pub(super) renewed: Option<Arc<Credentials>>,
 }
 
@@ -56,8 +56,8 @@ impl Upstream {
         self.state.lock().role.unwrap_or_default()
     }
 
-    /// Gives a connection with no other channel in use the publishing role; returns what an empty queue name
-    /// has meant on the channel. Returns `None`, and changes nothing, if other channels are in use.
+    /// Gives the connection the publishing role if only this channel is in use; returns the queue that an empty name
+    /// meant on the channel. Returns `None`, and changes nothing, if other channels are in use.
     pub(crate) fn turn_publishing(&self, number: u16) -> Option<Option<Box<str>>> {
         let mut state = self.state.lock();
         if state.in_use != 1 || state.owner.is_some() || state.phase != Phase::Open {
@@ -74,8 +74,8 @@ impl Upstream {
 impl UpstreamState {
     /// Whether a channel with this role may be placed here, among those of other clients.
     pub(super) fn takes(&self, role: Role) -> bool {
-        let suits = self.role.is_none_or(|present| present == role);
-        suits && (role == Role::Publishing || !self.is_stopped())
+        let has_role = self.role.is_none_or(|present| present == role);
+        has_role && (role == Role::Publishing || !self.is_stopped())
     }
 
     /// See [`Upstream::is_stopped`]. After `connection.blocked` a broker keeps reading connections that have
@@ -84,8 +84,7 @@ impl UpstreamState {
         self.blocked.is_some() && self.has_published
     }
 
-    /// Notes that a client is about to publish here, perhaps not for the first time: if the connection is
-    /// blocked it is notified.
+    /// Records that a client is about to publish here. On its first publish, it is notified if the connection is blocked.
     pub(super) fn publishes(&mut self, link: &Arc<ClientLink>) {
         self.has_published = true;
         let attached = self.attached.iter_mut().find(|attached| Arc::ptr_eq(&attached.link, link));

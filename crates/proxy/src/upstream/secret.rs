@@ -1,12 +1,12 @@
 //! New secrets of the clients of a connection (`connection.update-secret`).
 //!
-//! A connection has the rights of the secret that it was opened with. Clients that share it have sent the same one, and once
-//! all that still use it have sent the same new one, it is passed on to the broker: the connection is one of the new
-//! secret then, and nothing on it moves. Until then it is one of the former, and a client with another secret is not
-//! attached to it.
+//! A connection has the permissions of the secret with which it was opened. The clients that share it have sent that secret.
+//! When all clients that still use it have sent the same new secret, the pool sends `connection.update-secret` to the
+//! broker; from then on the connection counts as opened with the new secret, and no channel moves. Until then it keeps the
+//! former secret, and clients with another one are not attached to it.
 //!
-//! For example two clients share a connection, and one of them has a new token. Its consumers stay, and when the other one
-//! has sent the same token, or is gone, the broker gets it.
+//! For example, two clients share a connection, and one of them sends a new token. Its consumers stay. When the other
+//! client has sent the same token, or is gone, the broker gets the token.
 
 use std::sync::Arc;
 
@@ -19,18 +19,18 @@ use crate::link::ClientLink;
 use crate::pool::is_same;
 
 impl Upstream {
-    /// The credentials of those who use the connection.
+    /// The credentials of the connection.
     pub(crate) fn credentials(&self) -> Arc<Credentials> {
         self.credentials.load_full()
     }
 
-    /// Whether the connection is one of these credentials, compared in constant time unless they are the same object.
+    /// Whether the connection has these credentials, compared in constant time unless they are the same object.
     pub(crate) fn is_of(&self, credentials: &Credentials) -> bool {
         is_same(&self.credentials.load(), credentials)
     }
 
-    /// A client that is attached here has a new secret, which the broker has accepted. To a connection of its own it is
-    /// passed on at once.
+    /// Records a new secret of an attached client, which the broker has accepted. On the client's own connection it is
+    /// sent to the broker at once.
     pub(crate) fn renew(&self, link: &Arc<ClientLink>, credentials: &Arc<Credentials>) {
         let mut state = self.state.lock();
         if let Some(owner) = &state.owner {
@@ -46,7 +46,7 @@ impl Upstream {
         self.pass_on_common_secret(&mut state);
     }
 
-    /// Passes a new secret on if all clients that are attached have it.
+    /// Sends a new secret to the broker if all attached clients have it.
     pub(super) fn pass_on_common_secret(&self, state: &mut UpstreamState) {
         if state.phase != Phase::Open || state.owner.is_some() {
             return;
@@ -60,7 +60,7 @@ impl Upstream {
             return;
         }
         state.attached.iter_mut().for_each(|attached| attached.renewed = None);
-        // The broker has accepted it on another connection.
+        // The broker has accepted the secret on another connection, not on this one.
         state.verified_at = None;
         self.pass_on_secret(&credentials);
         self.credentials.store(credentials);

@@ -1,23 +1,24 @@
 //! Fairness between clients that send on one connection: each has a window of bytes that wait to be written (P2).
 //!
-//! The connection's out-buffer is written in order. As no client has more than a window in it, plus one read,
-//! a client's data waits for at most that amount of each other client that sends at the time, however fast
-//! those are: the windows advance in turn as the broker takes the data. A client within its own window may
-//! send even while the out-buffer is at its limit.
+//! The connection's out-buffer is written in order. No client has more than a window, plus one read, in it. So a
+//! client's data waits behind at most that amount from each other sending client, however fast these are: the windows
+//! advance in turn as the broker reads the data. A client within its own window may send even while the out-buffer is
+//! at its limit.
 //!
 //! # Example
-//! A and B send on one connection, whatever it takes, in reads of 256 KiB; C sends a small message now and then. A read
-//! of A exceeds its window of 128 KiB: A is not read until all but 64 KiB of it are written. The same holds for B. So
-//! C's message goes out behind at most twice 64 + 256 KiB, 5 ms later on a link of 1 Gbit/s, and C itself never waits.
+//! A and B send on one connection as fast as they can, in reads of 256 KiB; C sends a small message now and then. A
+//! read from A exceeds its window of 128 KiB, so A is not read until all but 64 KiB of its data is written. The same
+//! holds for B. So C's message waits behind at most twice 64 + 256 KiB, which takes 5 ms on a link of 1 Gbit/s, and C
+//! itself is always read.
 
-/// One client's use of the connection that it shares.
+/// One client's window on a shared connection.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Share {
     /// The connection's id.
     upstream: u64,
     /// Bytes since `mark`.
     since: u64,
-    /// Stream position up to which the data makes the client wait.
+    /// Stream position that has to be written before the client may send more, once `since` exceeds the window.
     mark: u64,
     /// Stream position where the client's data ends.
     end: u64,
@@ -74,8 +75,8 @@ impl Share {
     }
 }
 
-/// Bytes of one client that may wait to be written before it has to wait itself: a window of each concurrent
-/// sender takes a few milliseconds on a fast network, and is large enough to avoid frequent wake-ups.
+/// Bytes of one client that may wait to be written before the client is not read. On a fast network, a window of each
+/// concurrent sender takes a few milliseconds; it is large enough to avoid frequent wake-ups.
 pub(crate) const WINDOW: u64 = 128 * 1024;
 /// How many times the out-buffer's limit may wait because many clients are within their windows.
 pub(crate) const HARD_LIMIT: usize = 8;
@@ -92,8 +93,8 @@ mod tests {
     /// Bytes of a small message: less than a window in total.
     const SMALL: u64 = 10;
 
-    /// Simulates one client with small messages and many that send as much as they may, taking turns on a
-    /// link; returns the most bytes that were in front of a small message, and how many of those went out.
+    /// Simulates one client with small messages, and many that send as much as they may, taking turns on a link.
+    /// Returns the maximum bytes in front of a small message, and the number of small messages sent.
     fn worst_delay(flooders: usize, steps: usize) -> (u64, usize) {
         let (mut sent, mut written) = (0u64, 0u64);
         let mut shares = vec![Share::default(); flooders];
@@ -112,7 +113,7 @@ mod tests {
                     share.sent(1, BATCH as usize, sent);
                 }
             }
-            // Last in every turn, so that the others have already filled the buffer.
+            // Last in every turn, so that the other clients have already filled the buffer.
             if small.may_send(line(sent, written)) {
                 worst = worst.max(sent - written);
                 sent += SMALL;
@@ -128,7 +129,7 @@ mod tests {
     fn p2_a_flood_of_others_delays_a_message_by_a_window_and_a_read_of_each() {
         for flooders in [1, 4, 16] {
             let (worst, count) = worst_delay(flooders, 10_000);
-            assert_eq!(count, 10_000, "the small one never waits for its turn");
+            assert_eq!(count, 10_000, "the client with small messages may always send");
             assert!(
                 worst <= flooders as u64 * (WINDOW / 2 + BATCH) + STEP,
                 "{worst} bytes of {flooders} flooders"

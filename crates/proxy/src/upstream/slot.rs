@@ -41,19 +41,19 @@ pub(crate) enum Slot {
     Free,
     /// Leased to a client's channel.
     Leased(Box<Lease>),
-    /// Given back, and not proven clean yet: replies are pending.
+    /// Given back, and not proven clean yet because replies or confirms are pending.
     Settling(Box<Settling>),
-    /// Open, clean and not leased (P5). In confirm mode if it has a count of its confirms.
+    /// Open, clean and not leased (P5). In confirm mode if `Some`.
     IdleChannels(Option<Box<Confirms>>),
-    /// The broker closed it. The session is to send close-ok, behind everything else that it may still send.
+    /// The broker closed it. The session has to send close-ok, after everything else that it may still send.
     PeerClosed,
-    /// `channel.close` was sent and no session waits for the reply; incoming frames are discarded. Holds what is pending of
-    /// the client that gave the channel up, if it has unsettled frames.
+    /// `channel.close` was sent and no session waits for the reply; incoming frames are discarded. Holds the state of the
+    /// client that gave the channel back, if it has unsettled frames.
     Closing(Option<Box<Settling>>),
 }
 
 impl Slot {
-    /// Whether the channel will be free before long, without an action of the client.
+    /// Whether the channel will become free or rest soon, without an action of a client.
     pub(crate) fn is_closing(&self) -> bool {
         match self {
             Self::Leased(lease) => lease.close_sent,
@@ -62,7 +62,7 @@ impl Slot {
         }
     }
 
-    /// The pending part of a lease of this client, which has given the channel back with unsettled frames.
+    /// The state of this client's lease, if the client has given the channel back with unsettled frames.
     pub(super) fn given_back(&mut self, link: &Arc<ClientLink>, lease: u64) -> Option<&mut Settling> {
         let (Self::Settling(settling) | Self::Closing(Some(settling))) = self else { return None };
         let is_it =
@@ -83,38 +83,38 @@ pub(crate) struct Lease {
     pub(crate) opened_at: Instant,
     /// Whether `channel.open-ok` is pending; it is not passed on to the client.
     pub(crate) opening: bool,
-    /// Whether the client had an upstream channel before, which was lost or left.
+    /// Whether the client's channel had an upstream channel before, which was lost or left.
     pub(crate) again: bool,
-    /// Pending `basic.qos-ok` that are not for the client.
+    /// Number of pending `basic.qos-ok` that are not passed on to the client.
     pub(crate) own_qos_ok: u16,
-    /// Pending `channel.flow-ok` that are not for the client: the ledger's proofs.
+    /// Number of pending `channel.flow-ok` that are not passed on to the client: the ledger's proofs.
     pub(crate) own_flow_ok: u32,
     /// Pending replies to the client's requests.
     pub(crate) replies_due: u32,
     /// The client's frames in flight, and the numbering of its confirms.
     pub(crate) ledger: Arc<Ledger>,
-    /// Added to the broker's delivery tags: the last tag that the client received on earlier upstream channels.
+    /// Added to the broker's delivery tags. The last tag that the client received on earlier upstream channels.
     pub(crate) delivery_offset: u64,
-    /// The missing part of a message that is being passed on to the client as it arrives.
+    /// The missing part of a message that is being streamed to the client.
     pub(crate) missing: PartialDelivery,
-    /// Set when the client did not take its deliveries fast enough: the channel is about to be left, and
-    /// later deliveries then return to their queue.
+    /// Set when the client did not read its deliveries fast enough. The channel is about to be left, and later
+    /// deliveries are requeued then.
     pub(crate) overflowed: bool,
-    /// The tag of the consumer to which the last delivery went; empty if that has no headers, and so no offset.
+    /// The consumer tag of the last delivery; empty if the delivery has no headers, and so no stream offset.
     pub(crate) consumer_tag: Vec<u8>,
-    /// Whether the message that is arriving is not passed on.
+    /// Whether the arriving message is dropped.
     pub(crate) dropping: bool,
     /// The confirms received, in confirm mode.
     pub(crate) confirms: Option<Box<Confirms>>,
     /// Whether the session sent `channel.close` and waits for the reply.
     pub(crate) close_sent: bool,
-    /// The meaning of an empty queue name on the channel.
+    /// The queue that an empty name means on the channel.
     pub(crate) last_queue: Option<Box<str>>,
     pub(crate) silence: ChannelSilence,
 }
 
 impl Lease {
-    /// A lease that begins `now`, on a channel that is opened now unless it rests.
+    /// A lease that begins `now`, on a channel that is opened `now` unless it rests.
     pub(crate) fn new(
         link: Arc<ClientLink>,
         ledger: Arc<Ledger>,
@@ -152,7 +152,7 @@ pub(crate) struct DepartedLedger {
     pub(crate) remains: UnsettledEntries,
     /// Whether they were published in confirm mode.
     pub(crate) confirming: bool,
-    /// Whether they may have stalled the connection.
+    /// Whether these frames may have stalled the connection.
     pub(crate) is_suspect: bool,
 }
 
@@ -167,7 +167,7 @@ pub(crate) enum ChannelOpening {
     Refused,
 }
 
-/// The missing part of a message that is passed on to a client as it arrives.
+/// The missing part of a message that is being streamed to a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PartialDelivery {
     Nothing,
@@ -196,13 +196,13 @@ pub(crate) struct Usage {
 pub(crate) struct Settling {
     /// Pending replies, which are discarded.
     replies_due: u32,
-    /// How many of them come before those that the ledger counts.
+    /// Number of these that precede the replies counted by the ledger.
     own_due: u32,
-    /// The unsettled frames of the client that gave the channel back, if any, kept until they are answered.
+    /// The ledger of the client that gave the channel back, if it has unsettled frames; kept until they are answered.
     left: Option<Arc<Ledger>>,
     /// The number of the lease, unique among those of its client.
     lease: u64,
-    /// The meaning of an empty queue name on the channel.
+    /// The queue that an empty name means on the channel.
     last_queue: Option<Box<str>>,
     confirms: Option<Box<Confirms>>,
     opened_at: Instant,
@@ -210,7 +210,7 @@ pub(crate) struct Settling {
     since: Instant,
     /// Whether it was given back before the broker had opened it.
     opening: bool,
-    /// Whether the channel is closed because its number is needed, whatever is unconfirmed.
+    /// Whether the channel is being closed although messages are unconfirmed, because its number is needed.
     given_up: bool,
     silence: ChannelSilence,
 }
@@ -239,15 +239,15 @@ impl Settling {
         }
     }
 
-    /// When the channel was given back, if it waits for nothing but confirms, and has for long. Only the time counts in which
-    /// the broker could send them, from `answers_since` on. Their queue may be one that never answers, such as a quorum queue
-    /// that has lost its majority.
+    /// When the channel was given back, if it waits only for confirms and these are overdue. Only time after `answers_since`
+    /// counts, in which the broker could send them. The queue may never confirm, for example a quorum queue that has lost its
+    /// majority.
     pub(super) fn overdue_since(&self, answers_since: Instant, now: Instant) -> Option<Instant> {
         let is_overdue = now >= self.since.max(answers_since) + OVERDUE_AFTER;
         (self.replies_due == 0 && is_overdue).then_some(self.since)
     }
 
-    /// Whether a reply is to come.
+    /// Whether a reply to a method is pending.
     pub(super) fn owes_reply(&self) -> bool {
         self.replies_due > 0
     }
@@ -257,7 +257,7 @@ impl Settling {
         self.given_up = true;
     }
 
-    /// A channel that rested, with one reply pending that the pool has requested to prove that the broker answers.
+    /// The state of a resting channel on which the pool has requested a reply as a probe.
     pub(super) fn probe(confirms: Option<Box<Confirms>>, opened_at: Instant, now: Instant) -> Self {
         Self {
             replies_due: 1,
@@ -316,20 +316,20 @@ impl Settling {
         self.left.as_ref().map_or(AnswerProgress::Yes, |ledger| ledger.poll_processed())
     }
 
-    /// Notes that a reply is about to be requested.
+    /// Records that a reply is about to be requested.
     pub(super) fn prove(&mut self) {
         self.replies_due += 1;
         self.left.iter().for_each(|ledger| ledger.prove());
     }
 
-    /// The broker has closed the channel on request. Returns what it has not confirmed of a channel that was given up.
+    /// The broker has closed the channel on request. If the channel was given up, returns its unconfirmed messages.
     pub(super) fn closed(&self) -> Option<UnsettledEntries> {
         let ledger = self.left.as_ref()?;
         ledger.closed();
         self.given_up.then(|| ledger.take())
     }
 
-    /// The broker has closed the channel for a fault, and takes nothing more of what was sent.
+    /// The broker has closed the channel for a fault, and discards everything else that was sent on it.
     pub(super) fn failed(&self) {
         if let Some(ledger) = &self.left {
             ledger.abandoned();
@@ -359,7 +359,7 @@ impl Settling {
         }
     }
 
-    /// The unsettled frames when its connection is lost, perhaps because of them if they are `is_suspect`.
+    /// Takes the unsettled frames when the connection is lost. `is_suspect` if they may be the cause.
     pub(crate) fn into_left(self, is_suspect: bool) -> Option<DepartedLedger> {
         let confirming = self.confirms.is_some();
         self.left.map(|ledger| DepartedLedger { remains: ledger.take(), confirming, is_suspect })
@@ -377,7 +377,7 @@ impl Settling {
 }
 
 /// How long a channel that was given back may wait for confirms before it is closed if its number is needed: longer than a
-/// queue that is well needs, and less than a client waits for a channel.
+/// healthy queue takes to confirm, and shorter than a client waits for a channel.
 pub(crate) const OVERDUE_AFTER: Duration = Duration::from_secs(1);
 
 /// The publishes of a channel that have been confirmed, positively or negatively.
@@ -387,10 +387,9 @@ pub(crate) struct Confirms {
     published: u64,
     /// All messages up to this number are confirmed.
     up_to: u64,
-    /// Confirmed messages beyond `up_to`. As many as the broker confirms out of order, which publishers bound
-    /// by their own window.
+    /// Confirmed messages beyond `up_to`, confirmed out of order. Their number is bounded by the publisher's own window.
     beyond: BTreeSet<u64>,
-    /// A session waits until everything up to this number is confirmed.
+    /// Set while a session waits until everything up to this number is confirmed.
     awaited: Option<u64>,
 }
 

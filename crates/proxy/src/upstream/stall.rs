@@ -1,16 +1,16 @@
 //! Detection of a shared connection that the broker has stopped reading because of one of its channels (P2).
 //!
-//! RabbitMQ does not read a connection while one of its channels cannot pass messages on, as to a quorum queue without a
-//! majority (`rabbit_reader`, `credit_flow`). It announces nothing, its heartbeats continue, and the kernel takes what the
-//! others send. So the broker is asked for an answer when others have been due for a while: if it answers, only some queues are
-//! slow. It is asked by `channel.flow` on a channel that is there, even on one without an answer: it replies to that as soon as
-//! it reads it, whatever the queues do. Opening a channel for this might be one more than the user may have.
+//! RabbitMQ does not read a connection while one of its channels has no credit to pass on messages, as to a quorum queue
+//! without a majority (`rabbit_reader`, `credit_flow`). It does not announce this, its heartbeats continue, and the kernel
+//! buffers what clients send. So when replies have been due for a while, the pool sends a probe: a `channel.flow` on an
+//! existing channel, to which the broker replies as soon as it reads it, whatever the queues do. If it replies, only some
+//! queues are slow. A new channel might exceed the user's channel limit.
 //!
 //! # Example
-//! A publishes to one queue all the time, B 2,000 messages to another one that has just lost its majority, at 0 s. At 1 s
-//! answers are due on both channels; at 2 s there are none, and a probe is sent. At 3 s that has no answer either: the
-//! connection is stalled, another one is opened, and clients and channels that come are placed there. At 11 s the connection is
-//! given up. A continues on the other one, B on a connection of its own.
+//! A publishes to one queue all the time. At 0 s, B publishes 2,000 messages to another queue, which has just lost its
+//! majority. At 1 s, confirms are due on both channels; at 2 s none has arrived, and a probe is sent. At 3 s the probe has no
+//! reply either: the connection is stalled, another one is opened, and new channels are placed there. At 11 s the stalled
+//! connection is given up. A continues on the other one, B on a connection of its own.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -27,19 +27,20 @@ use crate::link::Event;
 /// Whether the broker answers on a connection, as far as known.
 #[derive(Debug, Default)]
 pub(super) struct StallState {
-    /// The channel that is asked for an answer, and since when; or, if later, when anything else moved last. Cleared by the
-    /// answer, and if its session has not asked before it has given the channel back.
+    /// The channel with a pending probe, and the time of the probe, or of the last progress on the connection if that is
+    /// later. Cleared by the reply, and if the session gives the channel back before it has sent the probe.
     probe: Option<(u16, Instant)>,
-    /// Since when the connection has been stalled, or when anything moved last. Cleared by the answer.
+    /// Since when the connection has been stalled, or the time of the last progress on it if that is later. Cleared by
+    /// the reply.
     stalled_since: Option<Instant>,
-    /// When the broker has answered on another connection since. Cleared by the answer.
+    /// When the broker answered on another connection during the stall. Cleared by the reply.
     replaced_at: Option<Instant>,
 }
 
-/// For how long the broker has answered nothing on a channel.
+/// How long the broker has not answered on a channel.
 #[derive(Debug, Default)]
 pub(crate) struct ChannelSilence {
-    /// The answers that had come by the last check, if more were due.
+    /// The numbers of answers at the last check, if more were due.
     answers: Option<(u64, u64)>,
     /// Number of checks since the last answer.
     checks: u32,
@@ -50,18 +51,18 @@ pub(crate) struct ChannelSilence {
 /// The outcome of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AnswerCheck {
-    /// Nothing is due: there is nothing to be checked before something is sent.
+    /// No answer is due: no check is needed until something is sent.
     AllAnswered,
-    /// To be checked again after [`CHECK_INTERVAL`].
+    /// An answer is due: check again after [`CHECK_INTERVAL`].
     Due,
-    /// The same; the connection is stalled from now on.
+    /// As `Due`, and the connection has become stalled.
     Stalled,
-    /// It has been stalled for too long, and the broker answers elsewhere.
+    /// The connection has been stalled for too long, and the broker answers on another one.
     GivenUp,
 }
 
 impl ChannelSilence {
-    /// Returns whether an answer is due, and whether one was at the last check and has not come.
+    /// Returns whether an answer is due, and whether one was due at the last check and none has arrived since.
     fn check(&mut self, ledger: &Ledger) -> (bool, bool) {
         let answers = ledger.answers_if_due();
         self.checks = if answers.is_some() && answers == self.answers { self.checks + 1 } else { 0 };
@@ -71,7 +72,7 @@ impl ChannelSilence {
 }
 
 impl StallState {
-    /// A frame has come on a channel that may be the probe. Returns whether the connection is not stalled any more.
+    /// Handles an answer on a channel that may have the probe. Returns true if this ends a stall.
     pub(super) fn heard(&mut self, number: u16) -> bool {
         let is_answer = self.probe.is_some_and(|(probe, _)| probe == number);
         is_answer && std::mem::take(self).stalled_since.is_some()
@@ -82,7 +83,8 @@ impl StallState {
         self.probe.is_some() || self.stalled_since.is_some()
     }
 
-    /// The broker does something, or has said that it does not: the time begins anew.
+    /// Restarts the timeouts, because there was progress on the connection, or because the broker has announced that it
+    /// does not read.
     fn restart(&mut self, now: Instant) {
         self.probe = self.probe.map(|(number, _)| (number, now));
         self.stalled_since = self.stalled_since.map(|_| now);
@@ -90,8 +92,8 @@ impl StallState {
 }
 
 impl Upstream {
-    /// Checks whether the broker still reads the connection, if that is of use: if clients share it to publish, or its client
-    /// publishes again by itself, and may do so in another order. `is_moving` is true if the broker has answered or taken
+    /// Checks whether the broker still reads the connection, if that matters: if clients share it to publish, or if its owner
+    /// republishes messages itself, and may do so in another order. `is_moving` is true if the broker has answered or read
     /// anything since the last check.
     pub(super) fn check_answers(&self, now: Instant, is_moving: bool) -> AnswerCheck {
         let mut state = self.state.lock();
@@ -100,7 +102,7 @@ impl Upstream {
             None => state.role == Some(Role::Publishing),
         };
         if state.phase != Phase::Open || !is_watched {
-            // Its last channel may have been closed by the broker, without an answer to the probe.
+            // The broker may have closed the last channel without a reply to the probe.
             state.stall = StallState::default();
             return AnswerCheck::AllAnswered;
         }
@@ -119,7 +121,7 @@ impl Upstream {
                 state.stall = StallState::default();
                 return AnswerCheck::AllAnswered;
             }
-            // Of one that is stalled, the broker has closed the channel that was to answer.
+            // On a stalled connection the broker has closed the channel with the probe, so another probe is needed.
             let is_wanted = is_overdue || state.stall.stalled_since.is_some();
             if is_wanted && state.blocked.is_none() {
                 state.stall.probe = self.send_probe(&mut state, now).map(|number| (number, now));
@@ -165,7 +167,7 @@ impl UpstreamState {
         self.phase == Phase::Open && self.stall.stalled_since.is_some()
     }
 
-    /// Whether an answer is to come on a channel. A session that was asked to request one may not have done so yet.
+    /// Whether a reply is due on a channel. A session that was asked to send a probe may not have done so yet.
     fn owes_answer(&self, number: u16) -> bool {
         match usize::from(number).checked_sub(1).and_then(|at| self.slots.get(at)) {
             Some(Slot::Leased(lease)) => lease.own_flow_ok > 0,
@@ -175,8 +177,8 @@ impl UpstreamState {
         }
     }
 
-    /// Has a session request an answer on its channel: on one of those that were asked least often, preferably one that nothing
-    /// else is due on. Returns its number.
+    /// Asks a session to send a probe on its channel: one of those that were asked least often, preferably without other
+    /// pending answers. Returns the channel's number.
     pub(super) fn probe_by_session(&mut self) -> Option<u16> {
         let of_lease = |(number, slot)| match slot {
             &mut Slot::Leased(ref mut lease) if !lease.close_sent => Some((number, lease)),
@@ -192,8 +194,8 @@ impl UpstreamState {
         Some(number)
     }
 
-    /// The positions of the channels that may have stalled the connection: those with many messages that the broker has not
-    /// answered, or else those with the most. There is at least one, so that giving up connections comes to an end.
+    /// The indexes of the slots that may have stalled the connection: those with at least [`SUSPECT_MESSAGES`] unanswered
+    /// messages, or else those with the most. There is at least one, so that repeated stalls come to an end.
     pub(super) fn suspects(&self) -> Vec<usize> {
         let unanswered = |(at, slot): (usize, &Slot)| {
             let (ledger, silence) = slot.in_flight()?;
@@ -202,7 +204,7 @@ impl UpstreamState {
         let mut all: Vec<_> = self.slots.iter().enumerate().filter_map(unanswered).collect();
         let most = all.iter().map(|(_, count, _)| *count).max().unwrap_or_default();
         all.retain(|(_, count, _)| *count >= most.min(SUSPECT_MESSAGES));
-        // The first to be without an answer comes first.
+        // Slots that have been without an answer for longest come first.
         all.sort_by_key(|(checks, count, _)| Reverse((*checks, *count)));
         all.truncate(SUSPECTS_MAX);
         all.into_iter().map(|(_, _, at)| at).collect()
@@ -210,7 +212,7 @@ impl UpstreamState {
 }
 
 impl Slot {
-    /// The record of what a client has in flight on the channel.
+    /// The ledger of the frames that a client has in flight on the channel.
     fn in_flight(&self) -> Option<(&Ledger, &ChannelSilence)> {
         match self {
             Self::Leased(lease) => Some((&*lease.ledger, &lease.silence)),
@@ -234,13 +236,13 @@ pub(super) fn stalled() -> Fault {
     Fault::new(ReplyCode::ConnectionForced, text)
 }
 
-/// Whether a session that publishes again by itself has ended because its upstream connection was stalled, perhaps by what it
-/// had published. Its next connection should be one of its own.
+/// Whether a session that republishes messages itself has ended because its upstream connection was stalled, perhaps by its
+/// own messages. Its next session should use a connection of its own.
 pub fn is_stall(fault: &Fault) -> bool {
     fault.text.contains(STALLED)
 }
 
-/// Reports a connection that is stalled from now on.
+/// Logs that a connection has become stalled.
 pub(super) fn report_stall(upstream: &Arc<Upstream>) {
     tracing::warn!(
         upstream = upstream.id,
@@ -252,18 +254,18 @@ pub(super) fn report_stall(upstream: &Arc<Upstream>) {
 }
 
 const STALLED: &str = "upstream connection lost: stalled";
-/// The time between checks, and the time for an answer to a probe: several round trips to a distant broker.
+/// The time between checks, and the timeout of a probe: several round trips to a distant broker.
 pub(super) const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a connection may be stalled: longer than the election of a quorum queue's leader or a pause of a disk usually
-/// takes. All that its clients have in flight is sent again, so some of it will arrive twice.
+/// takes. When it is given up, its clients' frames in flight are sent again, so some messages will arrive twice.
 const STALLED_MAX: Duration = Duration::from_secs(8);
-/// How long a broker that was frozen as a whole may answer other connections before this one.
+/// After a broker as a whole was frozen, how long it may answer on other connections before it answers on this one.
 const THAW_MAX: Duration = Duration::from_secs(2);
-/// Unanswered messages that make a channel suspect. RabbitMQ lets a channel have 400 to be passed on before it stops reading,
-/// and gives it credit for others once 200 of them are (`credit_flow_default_credit`).
+/// Number of unanswered messages that make a channel a suspect. RabbitMQ stops reading a connection when a channel has 400
+/// messages to pass on, and grants further credit when 200 of them are (`credit_flow_default_credit`).
 const SUSPECT_MESSAGES: u64 = 200;
-/// Channels that get connections of their own when one is given up: several clients publish to the same queue, but on a busy
-/// connection others have as many messages in flight.
+/// Maximum channels that continue on dedicated connections when a stalled one is given up. Several clients may publish to
+/// the same queue, but on a busy connection innocent channels have as many messages in flight.
 const SUSPECTS_MAX: usize = 8;
 
 #[cfg(test)]
@@ -280,7 +282,7 @@ mod tests {
     use crate::link::ClientLink;
     use crate::pool::Pool;
 
-    /// A shared connection whose clients have a channel each, on which a message is in flight.
+    /// A shared connection whose clients have one channel each, with a message in flight.
     struct Shared {
         begin: Instant,
         peer: Peer,
@@ -318,7 +320,7 @@ mod tests {
             self.upstream.check_answers(self.at(check), check > 2)
         }
 
-        /// A session that was asked to probe the connection does so.
+        /// Lets the session that was asked to send a probe do so.
         fn probe(&self, number: u16) {
             let (link, ledger) = &self.clients[usize::from(number) - 1];
             let events = link.take_events();
@@ -329,7 +331,7 @@ mod tests {
             self.upstream.send(number, channel::Flow { active: true });
         }
 
-        /// The connection is stalled, and the broker closes the channel that was to answer the probe.
+        /// Makes the connection stalled, and the broker close the channel with the probe.
         fn stall_and_close_probe(&mut self) {
             assert_eq!([0, 1].map(|check| self.check(check)), [AnswerCheck::Due; 2]);
             self.probe(1);
@@ -341,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_is_out_of_use_is_not_stalled() {
+    fn an_unused_connection_is_not_stalled() {
         let mut shared = Shared::new(1);
         shared.stall_and_close_probe();
         assert!(shared.upstream.release(1, Usage::default(), shared.at(3)));
@@ -349,7 +351,7 @@ mod tests {
         assert!(!shared.upstream.is_stalled());
     }
 
-    /// Others are never without an answer for as long as a probe takes to be due, and always wait for one.
+    /// Other channels always have pending answers, but never for long enough to make a probe due.
     #[test]
     fn a_connection_whose_probe_was_closed_is_probed_again_while_others_are_busy() {
         let mut shared = Shared::new(2);
@@ -365,7 +367,7 @@ mod tests {
         assert!(!shared.upstream.is_stalled());
     }
 
-    /// The broker's process for a channel may wait for a queue that is to answer its request.
+    /// The broker's channel process may wait for a queue's reply to an earlier request.
     #[test]
     fn a_channel_that_waits_for_another_reply_is_not_the_one_that_is_probed() {
         let mut shared = Shared::new(2);

@@ -125,12 +125,12 @@ pub(crate) fn open(
 
 async fn run(mut task: UpstreamConnection, mut stream: Paced, write_timeout: Duration) {
     let outbox = task.upstream.outbox.clone();
-    // Reading continues whatever waits to be written: a broker that is not read stops reading.
+    // Reading continues however much waits to be written, because a broker that is not read stops reading.
     let ended = transport::drive(&mut stream, &mut task, &outbox, usize::MAX, write_timeout).await;
     if !task.finished {
         task.cause.get_or_insert_with(|| lost(&ended));
     }
-    // One that was stalled before its socket was full has suspects, too.
+    // A connection that was already stalled when its write timed out has suspects, too.
     task.stalled |= matches!(ended, Ended::WriteTimeout) && task.upstream.is_stalled();
     task.leave();
 }
@@ -149,7 +149,7 @@ fn lost(ended: &Ended) -> Fault {
 /// The protocol of an upstream connection that is open.
 pub(crate) struct UpstreamConnection {
     pub(crate) upstream: Arc<Upstream>,
-    /// Frames taken so far; from it the stream learns how the broker batches them.
+    /// Number of frames handled so far, from which the stream learns how the broker batches them.
     frames: Arc<AtomicU64>,
     /// When the present input was read.
     now: Instant,
@@ -160,19 +160,19 @@ pub(crate) struct UpstreamConnection {
     consumer_budget: usize,
     /// The reason for the end, if the pool did not close the connection.
     cause: Option<Fault>,
-    /// Set when nothing more is to be read: the connection takes no more channels, even if data remains to be
-    /// written.
+    /// Set when no more frames will be read. The connection takes no more channels from then on, even if data remains
+    /// to be written.
     finished: bool,
-    /// Whether the pool and the clients were notified of the end.
+    /// Whether the connection was removed from the pool and its sessions were notified.
     left: bool,
     /// When to request proofs. Set when messages outside confirm mode are written, cleared when proofs are
     /// requested.
     prove_at: Option<Instant>,
     /// When to check whether the broker still answers. Set when anything is written, cleared when nothing is due.
     check_at: Option<Instant>,
-    /// Answers on the channels so far.
+    /// Number of answers on all channels so far.
     answers: u64,
-    /// At the last check: `answers`, and the bytes that the broker's socket had taken.
+    /// `answers`, and the bytes written to the socket, at the last check.
     moved: (u64, u64),
     /// Whether it was given up because it was stalled.
     stalled: bool,
@@ -262,7 +262,7 @@ impl Protocol for UpstreamConnection {
             return;
         }
         if self.is_paused() {
-            // The broker cannot be heard while its data is not read.
+            // While reading is paused, the broker's silence does not count.
             self.heartbeat.received(now);
         }
         match self.heartbeat.poll(now) {
@@ -320,7 +320,7 @@ impl Protocol for UpstreamConnection {
 
     fn intent(&self) -> Intent {
         if self.stalled {
-            // At once: what is still to be written is sent again elsewhere.
+            // Closed at once, because unwritten frames are sent again on another connection.
             Intent::HandOver
         } else if self.finished {
             Intent::Finish
@@ -339,8 +339,8 @@ impl Protocol for UpstreamConnection {
 }
 
 impl UpstreamConnection {
-    /// Removes the connection from the pool and notifies its sessions, once. Writing the rest and closing the
-    /// socket may take a while, and no channel must be placed here meanwhile.
+    /// Removes the connection from the pool and notifies its sessions, once. Called before the remaining data is
+    /// written and the socket closed, which may take a while, so that no channel is placed here meanwhile.
     fn leave(&mut self) {
         if std::mem::replace(&mut self.left, true) {
             return;
@@ -374,7 +374,7 @@ impl UpstreamConnection {
         let outbox = &self.upstream.outbox;
         let moved @ (answers, taken) = (self.answers, outbox.sent());
         let before = std::mem::replace(&mut self.moved, moved);
-        // Of a backlog it may take a part at a time.
+        // A broker that reads part of a backlog makes progress.
         let is_moving = answers != before.0 || (outbox.backlog() > 0 && taken != before.1);
         let check = self.upstream.check_answers(now, is_moving);
         self.check_at = (check != AnswerCheck::AllAnswered).then_some(now + CHECK_INTERVAL);
@@ -409,7 +409,8 @@ impl UpstreamConnection {
         self.finished = true;
     }
 
-    /// Handles a frame and, if it is a confirm, those behind it on the same channel; returns how many of these there were.
+    /// Handles a frame and, if it is a confirm, the confirms on the same channel that directly follow it; returns the
+    /// number of these.
     #[inline]
     fn frame(
         &mut self,
@@ -452,13 +453,13 @@ impl UpstreamConnection {
         0
     }
 
-    /// Counts an answer on a channel that no client uses.
+    /// Counts an answer, and handles it if it may be the probe's.
     fn heard(&mut self, state: &mut UpstreamState, number: u16) {
         self.answers += 1;
         self.probe_answered(state, number);
     }
 
-    /// Handles an answer on a channel that may be the probe.
+    /// Handles an answer on a channel that may have the probe.
     fn probe_answered(&self, state: &mut UpstreamState, number: u16) {
         if state.stall.heard(number) {
             state.answers_since = self.now;
@@ -599,7 +600,7 @@ impl UpstreamConnection {
         }
     }
 
-    /// Counts the messages that the broker had not confirmed when it closed their channel, which was given up.
+    /// Counts the messages that were unconfirmed when the broker closed their channel, which had been given up.
     fn count_unconfirmed(&self, unconfirmed: Option<UnsettledEntries>) {
         if let (Some(unconfirmed), Some(pool)) = (unconfirmed, self.pool.upgrade()) {
             let messages = unconfirmed.messages + unconfirmed.too_large.len() as u64;
@@ -634,7 +635,8 @@ impl UpstreamConnection {
             Ok(Method::ConnectionBlocked(blocked)) => {
                 if state.blocked.replace(blocked.reason.into()).is_none() {
                     state.publishers().for_each(|link| link.block(blocked.reason));
-                    // Sessions that have nothing waiting here need not wait for room here any more.
+                    // Sessions without data on this connection are read although it is blocked, so all waiting sessions
+                    // check again.
                     let waiting = std::mem::take(&mut state.waiting);
                     waiting.iter().for_each(|(link, _)| link.outbox.nudge());
                 }
@@ -651,14 +653,14 @@ impl UpstreamConnection {
     }
 }
 
-/// Whether a method from the broker answers one, rather than a message, and is none of the broker's own accord.
+/// Whether a method from the broker replies to a method, as opposed to a confirm or an unsolicited method.
 fn answers_method(payload: &[u8]) -> bool {
     !matches!(payload, [0, 60, 0, 30 | 50 | 60 | 80 | 120, ..] | [0, 20, 0, 20, ..])
 }
 
 impl Lease {
-    /// Passes on the broker's confirms that stand one behind the other, as one with `multiple` where all messages up to the
-    /// last of them are confirmed. Returns how many there were behind the first.
+    /// Passes on a run of the broker's confirms, merged into one with `multiple` where all messages up to the last of them
+    /// are confirmed. Returns the number of confirms after the first.
     fn pass_on_confirms(&mut self, batch: &mut ClientBatch, first: &Frame<'_>, behind: &[u8]) -> usize {
         let (mut taken, mut gathered) = (0, None);
         for ack in std::iter::once(decode(first.payload)).chain(acks_in(first.channel, behind)) {

@@ -27,24 +27,24 @@ use self::server_end::ServerEnd;
 /// Timeout for every wait; it turns a hang into a failure.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The pause between two looks at a condition: short for a test, long for the processor.
+/// The interval for polling a condition: short for a test, long for the processor.
 const CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Waits for something that must happen.
 pub(crate) async fn soon<T>(what: &str, event: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, event).await.unwrap_or_else(|_| panic!("waited in vain for {what}"))
+    tokio::time::timeout(PATIENCE, event).await.unwrap_or_else(|_| panic!("timed out waiting for {what}"))
 }
 
-/// Completes when nobody has anything to do until a timer: with the clock paused, time passes only then. Everything that
-/// was under way has arrived by then, so that an absence is certain.
+/// Completes when no task can progress before a timer fires: with the clock paused, time advances only then. Everything
+/// in flight has arrived by then, so that a test can assert that something has not happened.
 pub(crate) async fn all_is_quiet() {
     tokio::time::sleep(QUIET).await;
 }
 
-/// Shorter than the timers of the pool, but for those that a test sets.
+/// Shorter than the pool's default timers.
 const QUIET: Duration = Duration::from_millis(10);
 
-/// Polls until a condition holds that no event reports.
+/// Polls until a condition holds, for conditions without an event.
 pub(crate) async fn until(what: &str, so: impl Fn() -> bool) {
     let looking = async {
         while !so() {
@@ -94,7 +94,7 @@ pub(crate) async fn read_frame(stream: &mut (impl AsyncRead + Unpin)) -> Option<
 #[derive(Debug)]
 pub(crate) struct Manners {
     pub(crate) password: Mutex<String>,
-    /// Whether it answers requests that have a plain reply; otherwise it only listens.
+    /// Whether it answers requests that have a simple reply; otherwise it only reads.
     pub(crate) obedient: AtomicBool,
     /// Whether it also answers all other methods that declare, bind and delete.
     pub(crate) declares: bool,
@@ -104,11 +104,11 @@ pub(crate) struct Manners {
     pub(crate) stalled: watch::Sender<Stalled>,
     /// The capabilities that it announces.
     pub(crate) capabilities: Capabilities,
-    /// Whether it says of the vhost that it is down.
+    /// Whether it reports the vhost as down.
     pub(crate) vhost_is_down: AtomicBool,
-    /// Whether there may be no more connections to the vhost.
+    /// Whether the connection limit of the vhost is reached.
     pub(crate) connection_limit_reached: AtomicBool,
-    /// Whether logins end with a close without a word, as they do when the link is cut at that moment.
+    /// Whether it closes the stream during logins without a close method, as when the network fails at that moment.
     pub(crate) cuts_logins: AtomicBool,
     /// The next client is greeted once this is sent; later ones are greeted at once.
     pub(crate) greeting_waits_for: Mutex<Option<oneshot::Receiver<()>>>,
@@ -116,7 +116,7 @@ pub(crate) struct Manners {
     pub(crate) greetings: AtomicUsize,
     /// Logins seen, refused ones included.
     pub(crate) logins: AtomicUsize,
-    /// Number of `channel.flow` seen: proofs that the pool requested. They are answered, but not shown.
+    /// Number of `channel.flow` received, which are the pool's proofs. They are answered, but not reported to the test.
     pub(crate) proofs: AtomicUsize,
 }
 
@@ -184,8 +184,8 @@ enum Listening {
 /// The vhost whose opening the broker does not answer.
 pub(crate) const HANGING_VIRTUAL_HOST: &str = "hangs";
 
-/// The port of a broker within the process, and beside it one that accepts connections and says nothing, and one of a broker
-/// where the vhost is down; at any other one connections are refused.
+/// The port of an in-process broker. The next ports are those of a peer that accepts connections and sends nothing, and of a
+/// broker whose vhost is down; connections to any other port are refused.
 const PORT: u16 = 5672;
 pub(crate) const SILENT_PORT: u16 = 5673;
 pub(crate) const REFUSING_PORT: u16 = 5674;
@@ -237,7 +237,7 @@ pub(crate) struct BrokerEnd {
 }
 
 impl Broker {
-    /// A broker on a port of its own, for tests of addresses. Their clock must not be paused.
+    /// A broker on its own port, for tests of addresses. Such tests must not pause the clock.
     pub(crate) async fn on_port(manners: Manners) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = UpstreamAddress {
@@ -386,7 +386,7 @@ async fn serve(
                 continue;
             }
             if frame.kind == FrameKind::Method && matches!(frame.method(), Method::ChannelFlow(_)) {
-                // Tests do not depend on when the pool requests a proof.
+                // Proofs are hidden so that tests do not depend on when the pool requests them.
                 manners.proofs.fetch_add(1, Ordering::SeqCst);
                 if let (true, Some(answers)) = (manners.obedient.load(Ordering::SeqCst), answers.upgrade()) {
                     let mut answer = Vec::new();
@@ -562,7 +562,7 @@ impl Client {
         Box::pin(Self::open(pool, login, 131_072, Capabilities::ALL)).await
     }
 
-    /// Like [`Self::connect`], for a client that publishes again by itself what has no confirm.
+    /// Like [`Self::connect`], for a client that republishes unconfirmed messages itself.
     pub(crate) async fn without_replay(pool: &Arc<Pool>, is_isolated: bool) -> Self {
         let login = login(pool, "user", "right").await.unwrap();
         let session = Box::pin(Self::session(pool, login, 131_072, Capabilities::ALL)).await;
@@ -628,13 +628,13 @@ impl Client {
         Self { stream, outbox, draining, leaving, left }
     }
 
-    /// Has the client's server leave it to another process.
+    /// Makes the client's server hand the client over to another process.
     pub(crate) fn leave(&self) {
         self.leaving.store(true, Ordering::SeqCst);
         self.outbox.nudge();
     }
 
-    /// Waits for that, and continues in the pool of another process.
+    /// Waits until the client has left, and continues it in the pool of another process.
     pub(crate) async fn go_on_in(mut self, pool: &Arc<Pool>) -> Self {
         self.leave();
         let (far, state, transit) = soon("the session to leave", self.left.recv()).await.expect("it leaves");
@@ -709,7 +709,7 @@ impl Client {
         assert_eq!(self.expect("channel.open-ok").await.channel, number);
     }
 
-    /// Opens a channel and has a method answered on it: until then the pool leases none for it.
+    /// Opens a channel and awaits a reply on it, because the pool leases an upstream channel only when a method has to be sent.
     pub(crate) async fn use_channel(&mut self, number: u16) {
         self.open_channel(number).await;
         self.send(number, basic::Qos::default()).await;

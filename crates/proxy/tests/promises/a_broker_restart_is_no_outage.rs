@@ -125,7 +125,7 @@ async fn p7_a_partly_received_message_is_sent_whole_after_the_replay() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p7_consumers_are_made_again_and_acks_of_stale_tags_are_swallowed() {
+async fn p7_consumers_are_recreated_and_acks_of_stale_tags_are_swallowed() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let (mut client, own) = consumer(&mut broker, &pool).await;
@@ -153,7 +153,7 @@ async fn p7_consumers_are_made_again_and_acks_of_stale_tags_are_swallowed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p7_limits_are_set_again_before_and_behind_the_consumers_that_they_are_for() {
+async fn p7_prefetch_limits_are_restored_in_order_with_the_consumers() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let (mut client, upstream) = consumer(&mut broker, &pool).await;
@@ -162,12 +162,12 @@ async fn p7_limits_are_set_again_before_and_behind_the_consumers_that_they_are_f
     client.send(1, basic::Consume { queue: "q", consumer_tag: "d", ..Default::default() }).await;
     client.expect("basic.consume-ok").await;
     broker.fall_silent();
-    // Neither is answered, so both are sent again behind what was in force.
+    // Neither is answered, so both are sent again after the limits that were in force.
     client.send(1, basic::Qos { prefetch_count: 5, ..Default::default() }).await;
     client.send(1, basic::Consume { queue: "q", consumer_tag: "e", ..Default::default() }).await;
     all_is_quiet().await;
     drop(upstream);
-    // The connection of its own, on which it was by then.
+    // The client's own connection, to which it had moved by then.
     broker.next_connection().await;
     let mut next = broker.next_connection().await;
     next.expect("channel.open").await;
@@ -184,7 +184,7 @@ async fn p7_limits_are_set_again_before_and_behind_the_consumers_that_they_are_f
 }
 
 #[tokio::test(start_paused = true)]
-async fn p7_a_cancelled_consumer_is_not_made_again() {
+async fn p7_a_cancelled_consumer_is_not_recreated() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let (mut client, own) = consumer(&mut broker, &pool).await;
@@ -281,7 +281,7 @@ async fn p7_a_client_never_gets_half_a_message() {
     next.deliver(1, "c", 1, b"message");
     assert_eq!(client.expect_delivery().await, (1, b"message".to_vec()));
 
-    // A large one is not held back. Its client cannot be left in the middle of it.
+    // A large message is streamed, so its client cannot be recovered in the middle of it.
     let whole = delivery(1, "c", 2, &[7; 500_000]);
     next.to.send(whole[..whole.len() - 3].to_vec()).unwrap();
     client.expect("basic.deliver").await;
@@ -370,7 +370,7 @@ async fn p7_a_broker_that_loses_clients_again_and_again_is_an_outage_too() {
 
 /// Hours may lie between two restarts.
 #[tokio::test(start_paused = true)]
-async fn p7_a_loss_is_not_added_to_an_earlier_one_that_is_over() {
+async fn p7_a_loss_is_not_added_to_an_earlier_loss_that_was_recovered() {
     let outage_max = Duration::from_secs(5);
     let mut broker = Broker::start(Manners::default());
     for has_under_way in [true, false] {
@@ -386,7 +386,7 @@ async fn p7_a_loss_is_not_added_to_an_earlier_one_that_is_over() {
         assert_eq!(client.expect_ack().await, (1, false));
         let mut number = 1;
         if has_under_way {
-            // It closes that channel, and has further ones, of which one is in use at the second loss.
+            // The client closes that channel and opens further ones, of which one is in use at the second loss.
             for tag in 2..5 {
                 client.send(number, channel::Close::default()).await;
                 client.expect("channel.close-ok").await;
@@ -463,7 +463,7 @@ async fn p7_a_consumer_that_waits_for_messages_lives_through_one_outage_after_an
 }
 
 #[tokio::test(start_paused = true)]
-async fn p7_a_broker_that_fails_to_take_a_consumer_back_is_asked_again() {
+async fn p7_restoring_a_consumer_is_retried_if_the_broker_fails() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let (mut client, upstream) = consumer(&mut broker, &pool).await;
@@ -488,7 +488,7 @@ async fn expect_consumer(upstream: &mut BrokerEnd) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p7_a_frozen_broker_is_found_out_by_its_missing_heartbeats() {
+async fn p7_a_frozen_broker_is_detected_by_missing_heartbeats() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(PoolConfig { heartbeat_secs: 1, ..broker.config() });
     let (mut client, frozen) = publisher(&mut broker, &pool, &["1"]).await;
@@ -571,9 +571,9 @@ async fn p7_a_message_too_large_to_be_kept_is_refused_not_lost() {
     assert_eq!(client.expect_ack().await, (2, false));
 }
 
-/// By the time of a loss it may long have been undone.
+/// If it were sent again after a later loss, it might override what another client has done since.
 #[tokio::test(start_paused = true)]
-async fn p7_a_method_without_an_answer_is_proven_before_long_and_not_sent_again_then() {
+async fn p7_a_no_wait_method_is_proven_soon_and_not_replayed_after_that() {
     let mut broker = Broker::start(Manners { declares: true, ..Manners::default() });
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;
@@ -591,7 +591,7 @@ async fn p7_a_method_without_an_answer_is_proven_before_long_and_not_sent_again_
     drop(upstream);
     client.send(1, queue::Declare { queue: "r", durable: true, ..Default::default() }).await;
     client.expect("queue.declare-ok").await;
-    // One connection restores what a restart may have undone; the client's method follows on the next one.
+    // One connection restores declarations that a restart may have lost; the client's method follows on the next one.
     let mut restoring = broker.next_connection().await;
     for name in ["channel.open", "queue.bind"] {
         restoring.expect(name).await;

@@ -1,5 +1,5 @@
-//! P2: RabbitMQ closes the connection on which a user opens more channels than it may have. Only the client that has opened one
-//! too many is refused.
+//! P2: RabbitMQ closes the connection on which a user exceeds its channel limit. Only the client that opened the excess channel
+//! is refused.
 
 use std::sync::atomic::Ordering;
 
@@ -14,7 +14,7 @@ fn text(most: usize) -> String {
     )
 }
 
-/// Has the client open its channel 1, and the broker refuse it as one more than the user may have.
+/// Makes the client open its channel 1, and the broker refuse it because it exceeds the user's limit.
 async fn open_one_too_many(broker: &Broker, client: &mut Client, mut shared: BrokerEnd, most: usize) {
     broker.fall_silent();
     client.open_channel(1).await;
@@ -50,7 +50,7 @@ async fn is_served(client: &mut Client, shared: &BrokerEnd, number: u16, deliver
 }
 
 #[tokio::test(start_paused = true)]
-async fn p2_one_channel_too_many_ends_its_client_and_nobody_else() {
+async fn p2_exceeding_the_channel_limit_ends_only_the_client_that_did() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let (mut neighbour, mut offender) = (Client::connect(&pool).await, Client::connect(&pool).await);
@@ -61,7 +61,7 @@ async fn p2_one_channel_too_many_ends_its_client_and_nobody_else() {
     let mut next = broker.next_connection().await;
     let number = expect_consumer(&mut next).await;
     is_served(&mut neighbour, &next, number, 1).await;
-    assert_eq!(pool.metrics().dedicated_connections, 0, "it is under no suspicion");
+    assert_eq!(pool.metrics().dedicated_connections, 0, "it is not a suspect");
 
     // The broker is not asked again at once.
     let mut late = Client::connect(&pool).await;
@@ -71,7 +71,7 @@ async fn p2_one_channel_too_many_ends_its_client_and_nobody_else() {
     is_served(&mut neighbour, &next, number, 2).await;
     assert!(!next.has_more().await);
 
-    // A channel that is given up leaves room for one.
+    // A closed channel frees a number.
     neighbour.send(1, channel::Close::default()).await;
     neighbour.expect("channel.close-ok").await;
     let mut patient = Client::connect(&pool).await;
@@ -118,12 +118,12 @@ async fn publish_and_close(client: &mut Client, upstream: &mut BrokerEnd) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p2_channels_that_rest_cost_no_client_its_own() {
+async fn p2_resting_channels_do_not_use_up_the_channel_limit() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;
     let mut shared = broker.next_connection().await;
-    // It rests in confirm mode, of no use for others.
+    // The channel rests in confirm mode, so clients outside confirm mode cannot use it.
     publish_and_close(&mut client, &mut shared).await;
     open_one_too_many(&broker, &mut client, shared, 1).await;
     client.expect("basic.qos-ok").await;
@@ -141,7 +141,7 @@ async fn p2_channels_that_rest_cost_no_client_its_own() {
     }
 }
 
-/// Messages on its other channels are not lost with it.
+/// Messages on the client's other channels are not lost.
 #[tokio::test(start_paused = true)]
 async fn p2_p11_the_offenders_other_messages_are_sent_again() {
     let mut broker = Broker::start(Manners::default());
@@ -164,7 +164,7 @@ async fn p2_p11_the_offenders_other_messages_are_sent_again() {
     let mut next = broker.next_connection().await;
     next.expect("channel.open").await;
     assert_eq!(next.expect_message().await.1, b"unproven");
-    // Then it is proven that the broker has it.
+    // The next reply proves that the broker has the message.
     next.expect("basic.qos").await;
     assert!(!next.has_more().await);
 }

@@ -29,9 +29,9 @@ async fn p2_small_messages_are_taken_while_others_flood_and_the_broker_reads_not
     // The buffers on the way to the broker are full, so is the out-buffer, and the broker does not read.
     all_is_quiet().await;
     let taken = || pool.metrics().messages_to_upstreams;
-    assert!(floods.iter().all(|flood| !flood.is_finished()), "it all went into buffers");
-    // The small ones' bytes together are fewer than those of one message of the flood, and a shared connection takes
-    // whole messages only: what the flooders may still have got rid of is a multiple of theirs.
+    assert!(floods.iter().all(|flood| !flood.is_finished()), "the flood fits into buffers");
+    // All small messages together are shorter than one message of the flood, and a shared connection takes only whole
+    // messages. So the number of flood messages taken follows from the bytes.
     let length = |body| message(1, body, 131_072).len() as u64;
     let before = pool.metrics().bytes_to_upstreams;
     let small_taken = || (pool.metrics().bytes_to_upstreams - before) % length(FLOOD) / length(b"small");
@@ -41,7 +41,7 @@ async fn p2_small_messages_are_taken_while_others_flood_and_the_broker_reads_not
     }
     let flood_taken = taken() - SMALL - 1;
 
-    // Once the broker reads again they arrive, none lost, and ahead of what had not been taken of the flood.
+    // When the broker reads again, all small messages arrive, ahead of the flood messages that had not been taken.
     shared.set_reading(true);
     let (mut small_arrived, mut flood_arrived) = (1, 0);
     while small_arrived <= SMALL {

@@ -32,13 +32,13 @@ async fn flood(broker: &mut Broker) -> (Arc<Pool>, BrokerEnd, JoinHandle<Client>
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_blocked_broker_is_not_given_up_however_long_it_reads_nothing() {
+async fn a_blocked_connection_is_kept_however_long_the_broker_does_not_read() {
     let mut blocked = Broker::start(Manners::default());
     let (pool, mut upstream, writing) = flood(&mut blocked).await;
     upstream.send(0, connection::Blocked { reason: "low on memory" });
 
-    // A broker that stops reading without connection.blocked is given up; meanwhile the other has not read
-    // for at least as long.
+    // A connection whose broker stops reading without connection.blocked is given up. By then the blocked broker has
+    // not read for at least as long.
     for _ in 0..3 {
         let mut stuck = Broker::start(Manners::default());
         let (pool, _upstream, cut_off) = flood(&mut stuck).await;
@@ -46,7 +46,7 @@ async fn a_blocked_broker_is_not_given_up_however_long_it_reads_nothing() {
         cut_off.abort();
     }
 
-    assert!(!writing.is_finished(), "it all went into buffers");
+    assert!(!writing.is_finished(), "the flood fits into buffers");
     upstream.set_reading(true);
     for _ in 0..MESSAGES {
         assert_eq!(upstream.expect_message().await.1.len(), SIZE);

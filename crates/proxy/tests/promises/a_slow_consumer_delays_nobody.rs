@@ -15,7 +15,7 @@ const SIZE: usize = 100_000;
 const ON_ITS_WAY: u64 = 8 * 1024 * 1024;
 
 #[tokio::test(start_paused = true)]
-async fn its_deliveries_wait_at_the_broker_while_others_go_on() {
+async fn a_slow_consumers_deliveries_wait_at_the_broker_while_others_continue() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut slow = Client::connect(&pool).await;
@@ -72,6 +72,6 @@ async fn a_stuck_shared_connection_does_not_block_a_client_that_has_left_it() {
         consumer.send(1, basic::Qos::default()).await;
         consumer.expect("basic.qos-ok").await;
     }
-    assert!(!flooding.is_finished(), "it all went into buffers");
+    assert!(!flooding.is_finished(), "the flood fits into buffers");
     flooding.abort();
 }

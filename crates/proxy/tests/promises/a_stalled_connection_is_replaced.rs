@@ -30,7 +30,7 @@ async fn select(client: &mut Client, number: u16) {
     client.expect("confirm.select-ok").await;
 }
 
-/// Publishes, and has it confirmed as the channel's message with this number. Returns the channel upstream.
+/// Publishes a message and confirms it with this delivery tag. Returns the upstream channel.
 async fn publish_confirmed(client: &mut Client, broker: &mut BrokerEnd, body: &[u8], tag: u64) -> u16 {
     client.publish(1, body).await;
     let number = next_message(broker, body).await;
@@ -39,7 +39,7 @@ async fn publish_confirmed(client: &mut Client, broker: &mut BrokerEnd, body: &[
     number
 }
 
-/// Skips what comes before a message; returns its channel.
+/// Skips frames up to a message; returns its channel.
 async fn next_message(broker: &mut BrokerEnd, body: &[u8]) -> u16 {
     loop {
         let frame = broker.next().await;
@@ -49,8 +49,8 @@ async fn next_message(broker: &mut BrokerEnd, body: &[u8]) -> u16 {
     }
 }
 
-/// A user's innocent client and another one on the same connection, which has just stopped to read because of what the latter
-/// has sent. Both have had a message confirmed.
+/// Two clients of a user on one connection, which the broker has just stopped reading because of the second client's
+/// messages. Both have had a message confirmed.
 async fn stalled(broker: &mut Broker, pool: &Arc<Pool>) -> (Client, Client, BrokerEnd) {
     let (mut innocent, mut culprit) = (confirming(pool).await, confirming(pool).await);
     innocent.publish(1, b"a1").await;
@@ -72,7 +72,7 @@ async fn expect_flood(broker: &mut BrokerEnd) {
     }
 }
 
-/// Makes sure that everything on a connection has come, by a message of a new client of it.
+/// Waits until everything sent on a connection has arrived, by a message of a new client; returns the bodies.
 async fn has_come(pool: &Arc<Pool>, broker: &mut BrokerEnd) -> Vec<Vec<u8>> {
     let mut marker = Client::connect(pool).await;
     marker.open_channel(1).await;
@@ -99,7 +99,7 @@ async fn p2_a_queue_that_stops_delays_other_publishers_for_seconds_and_later_one
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
     let mut late = confirming(&pool).await;
     publish_confirmed(&mut late, &mut second, b"c1", 1).await;
-    // So does another channel of a client that is there.
+    // A new channel of an existing client is placed there as well.
     select(&mut innocent, 2).await;
     innocent.publish(2, b"a channel 2").await;
     next_message(&mut second, b"a channel 2").await;
@@ -115,7 +115,7 @@ async fn p2_a_queue_that_stops_delays_other_publishers_for_seconds_and_later_one
     assert_eq!((metrics.connections_stalled, metrics.connections_lost), (1, 1));
     assert_eq!((metrics.upstream_connections, metrics.dedicated_connections), (2, 1));
 
-    // There it waits, whatever time passes, and is answered in the end.
+    // On its own connection the culprit waits without a limit, and is answered in the end.
     own.set_reading(false);
     culprit.write(&message(1, b"stuck", 131_072)).await;
     sleep(Duration::from_secs(30)).await;
@@ -142,7 +142,7 @@ async fn p2_messages_of_a_departed_client_that_stall_a_connection_continue_on_on
     assert!(!has_come(&pool, &mut second).await.contains(&b"stuck".to_vec()));
 }
 
-/// Two culprits, which have left. Their queues never answer.
+/// Two culprits that have left, whose queues never confirm.
 #[tokio::test(start_paused = true)]
 async fn p2_departed_clients_that_stall_a_connection_do_not_wait_for_each_other() {
     let mut broker = Broker::start(Manners::default());
@@ -164,11 +164,11 @@ async fn p2_departed_clients_that_stall_a_connection_do_not_wait_for_each_other(
         expect_flood(&mut own).await;
         owns.push(own);
     }
-    // Without an answer, and so long before the first of them is lost for want of heartbeats.
+    // The second does not wait for the first connection's loss by a heartbeat timeout.
     assert!(began.elapsed() < GIVEN_UP, "{:?}", began.elapsed());
 }
 
-/// The broker takes its time for the connection of the culprit, which does not wait for it.
+/// The broker is slow to open the culprit's own connection, and the culprit leaves meanwhile.
 #[tokio::test(start_paused = true)]
 async fn p2_a_client_that_has_stalled_a_connection_and_leaves_does_not_stall_another_one() {
     let mut broker = Broker::start(Manners::default());
@@ -183,7 +183,7 @@ async fn p2_a_client_that_has_stalled_a_connection_and_leaves_does_not_stall_ano
     broker.stall(Stalled::Nobodys);
     let mut own = broker.next_connection().await;
     if !own.has_more().await {
-        // The one that was being opened for the client is not needed any more.
+        // The connection that was being opened for the client is not needed any more.
         own = broker.next_connection().await;
     }
     expect_flood(&mut own).await;
@@ -202,7 +202,7 @@ async fn p2_a_slow_queue_costs_no_connection() {
     fast.expect_ack().await;
     slow.write(&message(1, b"slow", 131_072).repeat(FLOOD)).await;
     expect_flood_named(&mut shared, b"slow").await;
-    // Its own messages alone are no answer, nor are those of others needed.
+    // The broker answers probes, although it confirms nothing on the slow queue.
     for round in 0..2 {
         sleep(Duration::from_secs(20)).await;
         publish_confirmed(&mut fast, &mut shared, b"still", round + 2).await;
@@ -211,9 +211,9 @@ async fn p2_a_slow_queue_costs_no_connection() {
     assert!(!broker.has_new_connection().await);
 }
 
-/// A user has met its limit, and so no channel may be opened to see whether the broker answers.
+/// A user has reached its channel limit, so no channel may be opened for a probe.
 #[tokio::test(start_paused = true)]
-async fn p2_a_stall_is_noticed_though_a_user_has_had_one_channel_too_many() {
+async fn p2_a_stall_is_detected_although_the_users_channel_limit_is_reached() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut offender = confirming(&pool).await;
@@ -239,9 +239,9 @@ async fn p2_a_stall_is_noticed_though_a_user_has_had_one_channel_too_many() {
     assert!(began.elapsed() < GIVEN_UP, "{:?}", began.elapsed());
 }
 
-/// It might be one more than the user may have, for which RabbitMQ closes the connection.
+/// A new channel might exceed the user's limit, for which RabbitMQ closes the connection.
 #[tokio::test(start_paused = true)]
-async fn p2_to_see_whether_the_broker_answers_no_channel_is_opened() {
+async fn p2_no_channel_is_opened_for_a_probe() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let (_idle, mut slow) = (confirming(&pool).await, confirming(&pool).await);
@@ -251,7 +251,7 @@ async fn p2_to_see_whether_the_broker_answers_no_channel_is_opened() {
     sleep(Duration::from_secs(20)).await;
     assert!(broker.manners.proofs.load(Ordering::SeqCst) > 0);
     assert!(!shared.has_more().await);
-    // With a client that has left it is the same.
+    // The same holds after the client has left.
     slow.send(1, channel::Close::default()).await;
     slow.expect("channel.close-ok").await;
     let before = broker.manners.proofs.load(Ordering::SeqCst);
@@ -261,9 +261,9 @@ async fn p2_to_see_whether_the_broker_answers_no_channel_is_opened() {
     assert_eq!((pool.metrics().connections_stalled, pool.metrics().upstream_connections), (0, 1));
 }
 
-/// No session can ask the broker for an answer that has left its channel.
+/// A session that has left its channel cannot send a probe.
 #[tokio::test(start_paused = true)]
-async fn p2_a_stall_is_noticed_however_briefly_clients_use_the_connection() {
+async fn p2_a_stall_is_detected_however_briefly_clients_use_the_connection() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let (_innocent, culprit, _shared) = stalled(&mut broker, &pool).await;
@@ -292,7 +292,7 @@ async fn p2_a_connection_of_a_broker_that_is_frozen_as_a_whole_is_not_given_up()
     broker.stall(Stalled::All);
     innocent.publish(1, b"a2").await;
     sleep(Duration::from_secs(10)).await;
-    // Clients that come use what there is.
+    // New clients use the existing connection.
     let mut late = confirming(&pool).await;
     late.publish(1, b"c1").await;
     sleep(Duration::from_secs(10)).await;
@@ -330,7 +330,7 @@ async fn p2_a_stalled_connection_is_given_up_though_no_other_may_be_opened_besid
     let (mut innocent, _culprit, _shared) = stalled(&mut broker, &pool).await;
     innocent.publish(1, b"a2").await;
     let began = Instant::now();
-    // Whichever of the two comes first.
+    // The connections of the two clients are opened in any order.
     let mut next = broker.next_connection().await;
     while !matches!(&*next.next().await.payload, b"a2" | b"stuck") {}
     assert!(began.elapsed() < GIVEN_UP, "{:?}", began.elapsed());
@@ -356,7 +356,7 @@ async fn p2_frames_of_the_pool_are_no_progress_of_a_connection_whose_socket_is_f
     culprit.write(&message(1, &[0; 1024], 131_072).repeat(200)).await;
     let began = Instant::now();
     while pool.metrics().connections_stalled == 0 {
-        // The pool asks for proofs of what a client has left.
+        // The pool requests proofs for a departed client's messages.
         let mut brief = Client::connect(&pool).await;
         brief.open_channel(1).await;
         brief.publish(1, b"left").await;
@@ -369,8 +369,7 @@ async fn p2_frames_of_the_pool_are_no_progress_of_a_connection_whose_socket_is_f
 }
 
 #[tokio::test(start_paused = true)]
-async fn p2_of_many_clients_with_much_unanswered_the_one_that_waits_for_longest_gets_a_connection_of_its_own()
-{
+async fn p2_of_many_clients_with_unanswered_messages_the_longest_waiting_gets_its_own_connection() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let (_innocent, mut culprit) = (confirming(&pool).await, confirming(&pool).await);
@@ -434,7 +433,7 @@ async fn a_client_that_replays_by_itself_learns_that_a_connection_of_its_own_was
     let mut own = broker.next_connection().await;
     next_message(&mut own, b"first").await;
     own.set_reading(false);
-    // It may leave out what the broker does not take.
+    // It may skip the messages that stall the broker.
     isolated.write(&message(1, b"stuck", 131_072).repeat(FLOOD)).await;
     isolated.expect("connection.close").await;
     assert_eq!((pool.metrics().connections_stalled, pool.metrics().dedicated_connections), (1, 0));

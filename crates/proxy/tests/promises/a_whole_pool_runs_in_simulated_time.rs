@@ -1,5 +1,5 @@
-//! A pool, its clients and its brokers in one task's time, without sockets: tokio's clock is paused, and moves on when
-//! nobody has anything to do. All random numbers come from a seed.
+//! A pool, its clients and its brokers without sockets, in simulated time: tokio's clock is paused, and advances when
+//! no task can progress. All random numbers come from a seed.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -25,7 +25,7 @@ struct Brokers {
     began: Instant,
     random: Mutex<u64>,
     is_down: Mutex<bool>,
-    /// The messages in the order in which a broker has taken them, those that came twice included, and when that was.
+    /// The messages in the order in which a broker accepted them, duplicates included, with the time.
     taken: Mutex<Vec<(Duration, Vec<u8>)>>,
     connections: Mutex<Vec<AbortHandle>>,
 }
@@ -194,8 +194,8 @@ fn run<T>(scene: impl Future<Output = T>) -> T {
     runtime.enable_time().start_paused(true).build().unwrap().block_on(scene)
 }
 
-/// Publishes in bursts, and checks that what is confirmed is with the brokers. Begins in the first of these processes, and goes
-/// on in the next now and then.
+/// Publishes in bursts, and checks that the brokers have every confirmed message. Starts in the first of these processes, and
+/// moves to the next now and then.
 async fn publish(brokers: Arc<Brokers>, processes: Vec<Arc<Pool>>, name: u64) -> Vec<Vec<u8>> {
     let (is_replaced, mut processes) = (processes.len() > 1, processes.iter().cycle());
     let mut client = Client::connect(processes.next().unwrap()).await;
@@ -283,7 +283,7 @@ fn the_same_seed_gives_the_same_run() {
 async fn time_until(holds: impl Fn() -> bool) -> Duration {
     let began = Instant::now();
     while !holds() {
-        assert!(began.elapsed() < Duration::from_secs(3600), "it never does");
+        assert!(began.elapsed() < Duration::from_secs(3600), "the condition never holds");
         sleep(Duration::from_millis(10)).await;
     }
     began.elapsed()
@@ -310,7 +310,7 @@ fn idle_connections_are_closed_and_kept_as_configured() {
             }
             time_until(|| brokers.taken.lock().len() == 3).await;
             sleep(Duration::from_secs(3600)).await;
-            assert_eq!(pool.connections().len(), 3, "they are in use, if hardly");
+            assert_eq!(pool.connections().len(), 3, "they are in use");
             drop(clients);
             let idle = time_until(|| pool.connections().len() < 3).await;
             assert!(idle >= Duration::from_secs(300) && idle < Duration::from_secs(302), "{idle:?}");

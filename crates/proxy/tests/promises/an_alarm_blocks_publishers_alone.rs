@@ -105,7 +105,7 @@ async fn p10_consumers_continue_and_new_clients_are_served_during_an_alarm() {
     general.expect("queue.declare").await;
     consume(&mut latecomer).await;
     general.expect("channel.open").await;
-    // A client that needs its own connection also finds one that is read.
+    // A client that needs its own connection also gets one that the broker reads.
     latecomer.open_channel(3).await;
     latecomer.send(3, basic::Get { queue: "q", ..Default::default() }).await;
     let mut own = broker.next_connection().await;
@@ -115,7 +115,7 @@ async fn p10_consumers_continue_and_new_clients_are_served_during_an_alarm() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p10_a_blocked_connection_that_comes_out_of_use_is_nobodys_but_publishers() {
+async fn p10_an_unused_blocked_connection_is_given_to_publishers_only() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let (mut client, mut publishing) = publisher(&mut broker, &pool).await;
@@ -181,7 +181,7 @@ async fn p10_a_slow_consumer_moves_during_an_alarm_though_it_could_publish() {
     let (mut worker, mut general, number, publishing) = worker(&mut broker, &pool).await;
     block(&publishing);
     worker.expect("connection.blocked").await;
-    // More than its budget and its stream take.
+    // More bytes than its budget and its stream can hold.
     for tag in 1..=200 {
         general.deliver(number, "c", tag, &[7; 20_000]);
     }
@@ -211,7 +211,7 @@ async fn p10_a_method_waits_for_the_messages_before_it() {
     assert_eq!(publishing.expect_message().await.1, b"3");
     expect_settled(&mut general, 1).await;
 
-    // A confirm is as good as a proof.
+    // A confirm also proves that earlier messages are processed.
     client.send(1, queue::Declare { queue: "q", ..Default::default() }).await;
     proofs(&broker, 2).await;
     publishing.send(on, basic::Ack { delivery_tag: 3, multiple: true });
@@ -226,7 +226,7 @@ async fn p10_a_message_waits_for_the_methods_before_it() {
     let pool = Pool::new(broker.config());
     let (mut client, mut general, number, mut publishing) = worker(&mut broker, &pool).await;
     broker.fall_silent();
-    // Acknowledgements need no waiting.
+    // Acknowledgements do not wait.
     client.send(1, basic::Ack { delivery_tag: 1, multiple: false }).await;
     client.publish(1, b"2").await;
     expect_settled(&mut general, 1).await;
@@ -305,7 +305,7 @@ async fn p10_an_error_on_one_upstream_channel_closes_the_other() {
         client.expect_channel_close(404, "NOT_FOUND - gone").await;
         if of_publishing {
             publishing.expect("channel.close-ok").await;
-            // It has consumed.
+            // It had a consumer, so it is closed.
             general.expect("channel.close").await;
         } else {
             general.expect("channel.close-ok").await;
@@ -470,7 +470,7 @@ async fn confirm_mode_and_its_numbers_outlive_a_connection_of_the_clients_own_th
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_comes_between_the_frames_of_a_message_that_is_long_under_way() {
+async fn no_proof_is_sent_between_the_frames_of_a_slow_message() {
     const FRAME: usize = 131_072;
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
@@ -482,7 +482,7 @@ async fn nothing_comes_between_the_frames_of_a_message_that_is_long_under_way() 
     let _shared = broker.next_connection().await;
     let mut own = broker.next_connection().await;
     while own.next().await.name() != "body" {}
-    // Longer than a message waits for its proof.
+    // Longer than the interval after which a proof is requested.
     tokio::time::sleep(Duration::from_millis(1_500)).await;
     assert_eq!(broker.manners.proofs.load(Ordering::SeqCst), 0);
     client.write(rest).await;
@@ -523,7 +523,7 @@ async fn p10_publishers_that_find_no_channel_wait_for_the_end_of_an_alarm() {
         let frame = publishing.next().await;
         if frame.name() == "body" {
             if frame.payload == b"waits" {
-                // The other message needs its channel.
+                // The other message needs a channel, too.
                 waiting.expect("connection.unblocked").await;
                 waiting.send(1, channel::Close::default()).await;
                 waiting.expect("channel.close-ok").await;

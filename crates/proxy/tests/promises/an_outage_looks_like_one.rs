@@ -1,4 +1,4 @@
-//! S7: the pool notices that no upstream answers, and when one answers again, whether a client comes or not.
+//! S7: the pool detects that no upstream answers, and that one answers again, even without clients.
 
 use std::sync::atomic::Ordering;
 
@@ -12,7 +12,7 @@ use crate::common::{Broker, Client, Manners, all_is_quiet, login, soon, until};
 async fn s7_whether_an_upstream_answers_is_known_without_a_client() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
-    assert_eq!(pool.answers(), None, "nobody has asked yet");
+    assert_eq!(pool.answers(), None, "no broker was probed yet");
     assert!(soon("an answer", pool.probe_endpoints()).await);
     assert_eq!(pool.answers(), Some(true));
 
@@ -83,7 +83,7 @@ async fn an_upstream_is_only_probed_while_no_connection_to_it_is_open() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn s7_a_link_that_is_cut_in_the_middle_of_a_login_refuses_nobody() {
+async fn s7_a_connection_lost_during_login_is_not_a_refusal() {
     let capabilities = Capabilities { authentication_failure_close: true, ..Capabilities::default() };
     let broker = Broker::start(Manners { capabilities, ..Manners::default() });
     broker.manners.cuts_logins.store(true, Ordering::SeqCst);
@@ -98,7 +98,7 @@ async fn s7_a_link_that_is_cut_in_the_middle_of_a_login_refuses_nobody() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_broker_that_cannot_refuse_in_words_refuses_by_a_close() {
+async fn a_broker_without_authentication_failure_close_refuses_a_login_by_closing() {
     let broker = Broker::start(Manners::default());
     broker.manners.cuts_logins.store(true, Ordering::SeqCst);
     let pool = Pool::new(broker.config());
@@ -107,7 +107,7 @@ async fn a_broker_that_cannot_refuse_in_words_refuses_by_a_close() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn s7_names_that_stand_for_nothing_are_an_outage() {
+async fn s7_names_that_resolve_to_no_address_are_an_outage() {
     let pool = Pool::new(proxy::PoolConfig::new(Vec::new()));
     assert!(!soon("an answer", pool.probe_endpoints()).await);
     assert_eq!(pool.answers(), Some(false));

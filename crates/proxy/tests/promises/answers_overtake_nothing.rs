@@ -26,7 +26,7 @@ fn send_back(upstream: &BrokerEnd, number: u16) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn confirm_select_ok_comes_behind_messages_that_come_back() {
+async fn confirm_select_ok_does_not_overtake_returned_messages() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;
@@ -58,14 +58,14 @@ async fn confirm_select_ok_comes_behind_messages_that_come_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p6_once_a_later_method_is_answered_nothing_can_come_back_and_nobody_is_asked() {
+async fn p6_confirm_select_needs_no_round_trip_once_a_later_method_is_answered() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;
     let mut upstream = broker.next_connection().await;
     client.open_channel(1).await;
     publish_mandatory(&mut client, 1).await;
-    // It goes out on another connection once the broker has processed the message.
+    // It is sent on another connection once the broker has processed the message.
     client.send(1, queue::Declare { queue: "q", ..Default::default() }).await;
     client.expect("queue.declare-ok").await;
     broker.fall_silent();
@@ -78,7 +78,7 @@ async fn p6_once_a_later_method_is_answered_nothing_can_come_back_and_nobody_is_
 }
 
 #[tokio::test(start_paused = true)]
-async fn close_ok_comes_behind_messages_that_come_back() {
+async fn close_ok_does_not_overtake_returned_messages() {
     for confirms in [false, true] {
         let mut broker = Broker::start(Manners::default());
         let pool = Pool::new(broker.config());

@@ -27,7 +27,7 @@ async fn a_wrong_password_is_refused_in_the_brokers_words_while_the_right_one_is
         let refusal = login(&pool, "user", wrong).await.unwrap_err();
         assert_eq!(refusal, Refusal::Login("Login was refused. See the log.".to_owned()));
     }
-    assert_eq!(broker.logins(), 5, "each wrong password was put to the broker");
+    assert_eq!(broker.logins(), 5, "each wrong password was sent to the broker");
     assert!(login(&pool, "other", "right").await.is_ok());
     assert_eq!(broker.logins(), 6, "and so was another user");
 }
@@ -54,7 +54,7 @@ async fn after_auth_ttl_the_broker_is_asked_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dead_connection_vouches_for_nobody() {
+async fn a_lost_connection_verifies_no_logins() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;
@@ -121,7 +121,7 @@ async fn hanging_password_guesses_do_not_delay_previously_accepted_logins() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_broker_with_absurd_limits_is_no_upstream() {
+async fn a_broker_with_invalid_limits_is_not_used() {
     for frame_max in [1, 7, 4095] {
         let broker = Broker::start(Manners { frame_max, ..Manners::default() });
         let pool = Pool::new(broker.config());
@@ -132,7 +132,7 @@ async fn a_broker_with_absurd_limits_is_no_upstream() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p1_a_wrong_password_in_a_loop_is_put_to_the_broker_once() {
+async fn p1_a_wrong_password_in_a_loop_is_sent_to_the_broker_once() {
     let broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     for _ in 0..50 {
@@ -170,7 +170,7 @@ async fn p1_p6_a_login_is_verified_again_before_its_time_is_over_and_nobody_wait
 }
 
 #[tokio::test(start_paused = true)]
-async fn p1_a_login_that_is_refused_when_it_is_verified_again_vouches_for_nobody_any_more() {
+async fn p1_a_refusal_at_reverification_revokes_the_earlier_verification() {
     let broker = Broker::start(Manners::default());
     let ttl = Duration::from_secs(30);
     let pool = Pool::new(proxy::PoolConfig { auth_ttl: ttl, ..broker.config() });
@@ -178,7 +178,7 @@ async fn p1_a_login_that_is_refused_when_it_is_verified_again_vouches_for_nobody
     let verified = tokio::time::Instant::now();
     *broker.manners.password.lock() = "rotated".to_owned();
     tokio::time::sleep(ttl * 2 / 3).await;
-    // It is verified again behind this one.
+    // The login is verified again in the background of this one.
     let _let_in = Client::connect(&pool).await;
     while login(&pool, "user", "right").await.is_ok() {
         tokio::time::sleep(Duration::from_millis(10)).await;

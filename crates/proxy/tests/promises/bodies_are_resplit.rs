@@ -78,9 +78,9 @@ async fn p8_smaller_frames_than_the_brokers_pass_as_they_are() {
     }
 }
 
-/// A method that has to say which queue it means is longer than what the client has sent.
+/// A method that the pool completes with the queue's name is longer than the client's.
 #[tokio::test(start_paused = true)]
-async fn p8_a_method_that_fits_no_longer_once_it_names_its_queue_is_not_passed_on() {
+async fn p8_a_method_that_exceeds_frame_max_with_its_queue_name_is_refused() {
     let mut broker = Broker::start(Manners { frame_max: 4096, declares: true, ..Default::default() });
     let pool = Pool::new(broker.config());
     let (mut client, mut neighbour) = (Client::connect(&pool).await, Client::connect(&pool).await);

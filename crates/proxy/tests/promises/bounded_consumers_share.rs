@@ -68,8 +68,8 @@ async fn p3_a_frozen_consumer_is_moved_to_a_connection_of_its_own_and_the_other_
     let mut broker = Broker::start(Manners::default());
     let (pool, mut shared, [(mut frozen, on_frozen), (mut quick, on_quick)]) =
         two_consumers(&mut broker).await;
-    // Half of this is more than its stream and its budget take, and is not passed on: the client has not received
-    // it, and it still belongs to the broker.
+    // Half of this exceeds its stream and its budget, and is not passed on: the client has not received it, and the
+    // broker requeues it.
     let size = 100_000;
     let before = 4 * BUDGET / size;
     for tag in 1..=before as u64 {
@@ -87,7 +87,7 @@ async fn p3_a_frozen_consumer_is_moved_to_a_connection_of_its_own_and_the_other_
     assert_eq!((consume.consumer_tag, consume.no_wait), ("c", true));
     assert_eq!(pool.metrics().channels_moved, 1);
 
-    // It gets whole messages in order, and then, with continued numbering, the broker's redeliveries.
+    // The client receives whole messages in order, and then the broker's redeliveries, with continued delivery tags.
     own.to.send(delivery(number, "c", 1, b"again")).unwrap();
     let mut last = 0;
     loop {
@@ -141,7 +141,7 @@ async fn p3_with_no_budget_every_consumer_has_a_connection_of_its_own() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p2_a_consumer_tag_that_is_in_use_is_judged_here_and_a_cancelled_one_is_free() {
+async fn p2_reusing_a_consumer_tag_is_refused_by_the_pool_and_a_cancelled_one_is_free() {
     let mut broker = Broker::start(Manners::default());
     let (_pool, mut shared, [(mut one, on_one), (mut other, on_other)]) = two_consumers(&mut broker).await;
     // Cancelled by the client, and by the broker.
@@ -178,7 +178,7 @@ async fn p3_a_shared_consumer_that_needs_its_own_connection_takes_its_consumers_
     let arguments = RawTable::check(&arguments).unwrap();
     let odd = basic::Consume { queue: "q2", consumer_tag: "odd", arguments, ..Default::default() };
     client.send(1, odd).await;
-    // Sent before it can know that the first message is back in its queue.
+    // Sent before the client can know that the first message was requeued.
     client.send(1, basic::Ack { delivery_tag: 0, multiple: true }).await;
     assert_eq!(shared.expect("channel.close").await.channel, number);
     let mut own = broker.next_connection().await;
@@ -200,7 +200,7 @@ async fn a_declarer_of_auto_delete_queues_consumes_on_its_own_connection_at_once
     let mut shared = broker.next_connection().await;
     client.open_channel(1).await;
     let declare = queue::Declare { queue: "q", auto_delete: true, ..Default::default() };
-    // A passive declaration does not tell who keeps the queue alive.
+    // A passive declaration does not create the queue, so its consumer may still share.
     client.send(1, queue::Declare { passive: true, ..declare }).await;
     client.expect("queue.declare-ok").await;
     consume(&mut client, "shared").await;

@@ -134,7 +134,7 @@ async fn p5_late_returns_and_closes_do_not_reach_other_clients() {
         upstream.expect(name).await;
     }
     upstream.send(1, channel::OpenOk::default());
-    // A close would wait for it to come back; a client that vanishes does not.
+    // A close would wait for the return; a client that disconnects does not.
     drop(client);
     upstream.expect("basic.qos").await;
     // The next client uses the same number, and still gets a channel of its own.
@@ -175,7 +175,7 @@ async fn p5_a_channel_is_reused_only_after_its_prefetch_is_reset_and_answered() 
     for name in ["channel.open", "basic.qos", "exchange.declare"] {
         upstream.expect(name).await;
     }
-    // A close would wait for the answers; a client that vanishes does not.
+    // A close would wait for the answers; a client that disconnects does not.
     drop(client);
     for expected in [true, false] {
         let frame = upstream.expect("basic.qos").await;
@@ -197,7 +197,7 @@ async fn p5_a_channel_is_reused_only_after_its_prefetch_is_reset_and_answered() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn p5_the_queue_that_another_client_declared_last_means_nothing() {
+async fn p5_an_empty_queue_name_never_means_another_clients_queue() {
     let mut broker = Broker::start(Manners::default());
     let (pool, mut client, mut upstream) = client_and_upstream(&mut broker).await;
     client.send(1, queue::Declare { queue: "theirs", ..Default::default() }).await;
@@ -232,7 +232,7 @@ async fn p5_a_channel_that_consumed_is_closed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p5_channels_that_nobody_needs_are_closed_while_others_are_used() {
+async fn p5_idle_channels_are_closed_while_others_are_used() {
     let mut broker = Broker::start(Manners::default());
     let timeout = std::time::Duration::from_millis(500);
     let pool = Pool::new(proxy::PoolConfig { idle_timeout: timeout, ..broker.config() });
@@ -253,7 +253,7 @@ async fn p5_channels_that_nobody_needs_are_closed_while_others_are_used() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p1_a_channel_older_than_a_login_may_be_serves_no_other_client() {
+async fn p1_a_channel_older_than_auth_ttl_is_not_leased_to_another_client() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(PoolConfig { auth_ttl: std::time::Duration::ZERO, ..broker.config() });
     let mut client = Client::connect(&pool).await;
@@ -297,7 +297,7 @@ async fn p2_a_channel_with_overdue_confirms_is_closed_for_a_client_that_finds_no
         upstream.send(number, channel::CloseOk {});
         upstream.expect("channel.open").await;
         assert_eq!(upstream.expect_message().await.1, b"x");
-        // It may be lost: the broker has not said that its queue has it.
+        // The message may be lost, because the broker has not confirmed it.
         assert_eq!(pool.metrics().messages_departed_lost, u64::from(!is_confirmed_late));
     }
 }

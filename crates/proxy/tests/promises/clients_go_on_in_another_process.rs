@@ -49,7 +49,7 @@ async fn confirms_go_on_counting_and_nothing_is_sent_twice() {
     assert_eq!(upstream.expect_message().await.1, b"4");
     client.leave();
     all_is_quiet().await;
-    // It waits for the confirm, and takes nothing from the client meanwhile.
+    // The session waits for the confirm, and does not read the client meanwhile.
     client.publish(1, b"5").await;
     assert!(!upstream.has_more().await);
     upstream.send(1, ack(4, false));
@@ -68,7 +68,7 @@ async fn confirms_go_on_counting_and_nothing_is_sent_twice() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_idle_channel_takes_nothing_of_the_broker_until_it_is_used_again() {
+async fn an_idle_channel_gets_no_upstream_channel_until_it_is_used_again() {
     let (mut broker, old, new) = two_pools();
     let (client, mut upstream) = publisher(&mut broker, &old, 1).await;
     client.leave();
@@ -86,7 +86,7 @@ async fn an_idle_channel_takes_nothing_of_the_broker_until_it_is_used_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn consumers_are_made_again_behind_the_limits_and_stale_acks_are_swallowed() {
+async fn consumers_are_recreated_after_their_limits_and_stale_acks_are_swallowed() {
     let (mut broker, old, new) = two_pools();
     let mut client = Client::connect(&old).await;
     let mut upstream = broker.next_connection().await;
@@ -115,7 +115,7 @@ async fn consumers_are_made_again_behind_the_limits_and_stale_acks_are_swallowed
     let consume = next.expect("basic.consume").await;
     let Method::BasicConsume(consume) = consume.method() else { unreachable!() };
     assert_eq!((consume.queue, consume.consumer_tag, consume.no_wait), ("q", "c", true));
-    // Of the delivery that is back in its queue.
+    // An ack of the delivery that was requeued.
     client.send(7, ack(2, false)).await;
     next.deliver(number, "c", 1, b"two again");
     assert_eq!(client.expect_delivery().await, (3, b"two again".to_vec()));
@@ -160,7 +160,7 @@ async fn a_channel_that_the_broker_has_closed_is_confirmed_in_the_next_process()
     upstream.send(1, close);
     client.expect_channel_close(404, "no queue").await;
     let mut client = client.go_on_in(&new).await;
-    // Sent before the client knew.
+    // Sent before the client received the close.
     client.publish(1, b"discarded").await;
     client.send(1, channel::CloseOk {}).await;
     client.open_channel(1).await;
@@ -305,7 +305,7 @@ async fn a_client_that_may_have_caused_a_fault_keeps_its_confirm_mode_and_a_conn
     publishing.expect_message().await;
     publishing.send(number, ack(1, false));
     assert_eq!(client.expect_ack().await, (1, false));
-    // Not answered, so that it may be the cause of what follows.
+    // Not answered, so that it may be the cause of the fault.
     client.send(1, exchange::Declare { exchange: "e", kind: "fanout", ..Default::default() }).await;
     for name in ["channel.open", "basic.qos", "basic.consume", "exchange.declare"] {
         general.expect(name).await;
@@ -367,7 +367,7 @@ async fn a_blocked_client_receives_unblocked_before_it_leaves() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_waits_for_the_end_of_an_alarm_is_not_told_of_it_for_ever() {
+async fn a_client_that_waits_for_the_end_of_an_alarm_receives_unblocked_when_it_moves() {
     let mut broker = Broker::start(Manners::default());
     let limits = PoolConfig { max_shared_connections: 1, max_channels_per_connection: 1, ..broker.config() };
     let (old, new) = (Pool::new(limits), Pool::new(broker.config()));

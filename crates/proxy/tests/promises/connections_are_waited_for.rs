@@ -130,7 +130,7 @@ async fn connections_that_nobody_uses_are_closed_for_other_credentials() {
 #[tokio::test(start_paused = true)]
 async fn connections_of_clients_that_are_idle_are_closed_for_others_and_opened_again() {
     let mut broker = Broker::start(Manners::default());
-    // Before their time of idleness is over.
+    // Connections are closed before their idle timeout.
     let pool = pool(&broker, 2, Duration::from_secs(3));
     let (mut clients, mut connections) = (Vec::new(), Vec::new());
     for user in ["first", "second", "third"] {
@@ -142,7 +142,7 @@ async fn connections_of_clients_that_are_idle_are_closed_for_others_and_opened_a
         client.send(1, channel::Close::default()).await;
         client.expect("channel.close-ok").await;
         connections.push(broker.next_connection().await);
-        // It stays, with no channel.
+        // The client stays connected, without a channel.
         clients.push(client);
     }
     let first = &mut clients[0];
@@ -163,7 +163,7 @@ async fn a_connection_just_opened_is_left_to_its_client() {
     client.publish(1, b"x").await;
     upstream.expect("channel.open").await;
     upstream.expect_message().await;
-    // After its use it goes to the one that waits.
+    // After its use, it is closed for the client that waits.
     drop(client);
     expect_end(upstream).await;
     assert!(soon("the other to be let in", arrivals.join_next()).await.unwrap().unwrap().is_some());
@@ -220,7 +220,7 @@ async fn one_login_admits_all_clients_waiting_with_the_same_credentials() {
     let mut arrivals = arrive(&pool, "user", (0..20).map(|_| "right".to_owned()));
     until("all to wait", || pool.metrics().connections_awaited == 20).await;
     drop(holder);
-    // None of them leaves, because that would wake others.
+    // None of them leaves, because that would wake other waiters.
     let mut let_in = Vec::new();
     while let Some(arrived) = soon("the next one to be let in", arrivals.join_next()).await {
         let_in.push(arrived.unwrap().expect("it is let in"));
@@ -251,27 +251,27 @@ async fn a_waiting_client_gets_a_channel_that_becomes_idle_beside_busy_ones() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p1_only_a_few_whose_passwords_are_unproven_stand_before_one_whose_is_not() {
+async fn p1_only_a_few_unverified_logins_are_in_front_of_a_verified_one() {
     let mut broker = Broker::start(Manners::default());
     let pool = pool(&broker, 1, LONG);
-    // Its connection makes room for the holder's.
+    // Its connection is closed to free a permit for the holder's.
     let known = Client::over(&pool, login(&pool, "known", "right").await.unwrap()).await;
     let _closed = broker.next_connection().await;
     let (holder, _end) = holder(&mut broker, &pool).await;
     let before = (broker.logins(), pool.metrics().connections_awaited);
     let _guesses = arrive(&pool, "known", (0..100).map(|n| n.to_string()));
-    until("some to wait", || pool.metrics().connections_awaited == before.1 + STRANGERS).await;
+    until("some to wait", || pool.metrics().connections_awaited == before.1 + UNVERIFIED).await;
     let mut arrivals = arrive(&pool, "known", std::iter::once("right".to_owned()));
-    until("it to wait", || pool.metrics().connections_awaited == before.1 + STRANGERS + 1).await;
+    until("it to wait", || pool.metrics().connections_awaited == before.1 + UNVERIFIED + 1).await;
     drop((known, holder));
     let arrived = soon("it to be let in", arrivals.join_next()).await.unwrap();
     assert!(arrived.unwrap().is_some());
-    // Others may have come after it.
-    assert!(broker.logins() < before.0 + 2 * STRANGERS as usize);
+    // Other clients may have arrived after it.
+    assert!(broker.logins() < before.0 + 2 * UNVERIFIED as usize);
 }
 
 /// Concurrent handshakes with unproven passwords.
-const STRANGERS: u64 = 32;
+const UNVERIFIED: u64 = 32;
 
 #[tokio::test(start_paused = true)]
 async fn s2_a_client_without_staging_capacity_or_connection_waits_for_capacity() {
@@ -307,7 +307,7 @@ async fn s2_a_client_without_staging_capacity_or_connection_waits_for_capacity()
 const SIZE: usize = 24 * (FRAME - 8);
 const FRAME: usize = 4096;
 
-/// Resting channels are in confirm mode for good, or too old for another client: they make room.
+/// Resting channels in confirm mode, or that are too old for another client, are closed to free numbers.
 #[tokio::test(start_paused = true)]
 async fn idle_channels_are_closed_for_clients_that_cannot_use_them() {
     for is_old in [false, true] {

@@ -30,7 +30,7 @@ async fn use_channel(client: &mut Client) {
 #[tokio::test(start_paused = true)]
 async fn p2_at_a_connection_limit_clients_share_the_connection_that_is_open() {
     let broker = Broker::start(Manners::default());
-    // The broker sends no heartbeats: all of this takes less.
+    // The broker sends no heartbeats, so the test takes less than the heartbeat timeout.
     let ttl = Duration::from_secs(4);
     let pool = Pool::new(PoolConfig { auth_ttl: ttl, ..broker.config() });
     let mut steady = Client::connect(&pool).await;
@@ -57,7 +57,7 @@ async fn p2_at_a_connection_limit_clients_share_the_connection_that_is_open() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p2_at_a_connection_limit_a_new_secret_is_accepted_that_the_broker_lets_in() {
+async fn p2_at_a_connection_limit_a_new_secret_with_a_successful_login_is_accepted() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;
@@ -75,7 +75,7 @@ async fn p2_at_a_connection_limit_a_new_secret_is_accepted_that_the_broker_lets_
 }
 
 #[tokio::test(start_paused = true)]
-async fn p2_a_virtual_host_that_does_not_answer_holds_up_nobody_elsewhere() {
+async fn p2_a_virtual_host_that_does_not_answer_delays_no_other_virtual_host() {
     let broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let _known = Client::connect(&pool).await;

@@ -102,7 +102,7 @@ async fn an_error_during_the_move_is_the_clients() {
     shared.expect("channel.close-ok").await;
 }
 
-/// Its consumer may be made again at any time, on a channel where an empty name means the queue of another client.
+/// The consumer may be recreated at any time, on a channel where an empty name means another client's queue.
 #[tokio::test(start_paused = true)]
 async fn no_wait_methods_with_an_empty_name_use_the_last_declared_queue() {
     for declared in ["", "named"] {
@@ -140,7 +140,7 @@ async fn no_wait_methods_with_an_empty_name_use_the_last_declared_queue() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_empty_name_stays_empty_where_the_broker_alone_knows_the_queue() {
+async fn an_empty_name_stays_empty_if_only_the_broker_knows_the_queues_name() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;

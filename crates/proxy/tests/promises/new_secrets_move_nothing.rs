@@ -1,5 +1,5 @@
-//! P1, and `connection.update-secret`: a new secret counts once the broker has accepted it, and nothing that its client has
-//! in flight is lost or delivered twice for it.
+//! P1 and `connection.update-secret`: a new secret takes effect once the broker has accepted it, without loss or redelivery
+//! of what the client has in flight.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,7 +41,7 @@ async fn consume(client: &mut Client, shared: &mut BrokerEnd) -> u16 {
     number
 }
 
-/// Whether a delivery comes, and its acknowledgement goes where it came from.
+/// Asserts that a delivery arrives, and that its acknowledgement is sent on the same upstream channel.
 async fn is_served(client: &mut Client, shared: &mut BrokerEnd, number: u16, delivery_tag: u64) {
     shared.deliver(number, "c", delivery_tag, b"x");
     assert_eq!(client.expect_delivery().await.0, delivery_tag);
@@ -52,7 +52,7 @@ async fn is_served(client: &mut Client, shared: &mut BrokerEnd, number: u16, del
 }
 
 #[tokio::test(start_paused = true)]
-async fn p1_a_new_secret_is_passed_on_where_nobody_else_is_and_nothing_moves() {
+async fn p1_a_new_secret_of_a_connections_only_client_is_passed_on_and_nothing_moves() {
     let mut broker = Broker::start(Manners::default());
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;
@@ -98,12 +98,12 @@ async fn p1_consumers_go_on_where_they_are_and_the_connection_has_the_new_secret
     is_served(&mut other, &mut shared, on_other, 2).await;
     renew(&broker, &mut other, "rotated").await;
     expect_secret(&mut shared, b"rotated").await;
-    // Acknowledged is also what came before.
+    // Deliveries from before the new secret are acknowledged as well.
     for (client, number) in [(&mut one, on_one), (&mut other, on_other)] {
         client.send(1, basic::Ack { delivery_tag: 1, multiple: false }).await;
         assert_eq!(shared.expect("basic.ack").await.channel, number);
         is_served(client, &mut shared, number, 3).await;
-        // Methods have the new rights.
+        // Methods have the new secret's permissions.
         client.send(1, queue::Declare { queue: "q", passive: true, ..Default::default() }).await;
         client.expect("queue.declare-ok").await;
         assert_eq!(shared.expect("queue.declare").await.channel, number);
@@ -138,7 +138,7 @@ async fn p1_a_client_that_has_moved_away_does_not_hold_back_a_new_secret() {
     is_served(&mut staying, &mut shared, number, 1).await;
 }
 
-/// The other client must not have the rights of the new secret, and this one must have them.
+/// The other client must not get the new secret's permissions, and this one must.
 #[tokio::test(start_paused = true)]
 async fn p1_methods_that_need_a_new_secrets_rights_leave_the_old_connection() {
     let mut broker = Broker::start(Manners::default());
@@ -159,7 +159,7 @@ async fn p1_methods_that_need_a_new_secrets_rights_leave_the_old_connection() {
     }
     one.expect("queue.declare-ok").await;
     is_served(&mut other, &mut shared, on_other, 1).await;
-    // Those of the former secret stay there.
+    // New clients with the former secret are still placed there.
     let mut late = Client::over(&pool, login(&pool, "user", "right").await.unwrap()).await;
     late.use_channel(1).await;
     shared.expect("channel.open").await;
@@ -222,7 +222,7 @@ async fn p1_a_new_secret_waits_for_a_broker_that_can_be_asked_and_its_client_sta
     drop(upstream);
     until("the connection to be lost", || pool.metrics().upstream_connections == 0).await;
     update_secret(&mut client, b"rotated").await;
-    // Later clients have waited in vain, and so has the one that was there before them.
+    // Later logins have timed out, and the client's verification was pending even longer.
     for _ in 0..2 {
         assert!(login(&pool, "user", "unheard-of").await.is_err());
     }

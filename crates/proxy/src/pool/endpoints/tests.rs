@@ -64,7 +64,7 @@ async fn ports(endpoints: &Arc<Endpoints>, configured: &[UpstreamAddress]) -> Ve
 }
 
 #[tokio::test]
-async fn those_that_answer_come_first_and_of_them_the_least_used() {
+async fn answering_addresses_come_first_ordered_by_number_of_connections() {
     let endpoints = Arc::new(Endpoints::new(Arc::new(SystemResolver)));
     let configured = [address("127.0.0.1", 1), address("127.0.0.1", 2), address("::1", 3)];
     let all = endpoints.in_order(&configured).await;
@@ -81,7 +81,7 @@ async fn those_that_answer_come_first_and_of_them_the_least_used() {
 }
 
 #[tokio::test]
-async fn a_reply_from_before_a_loss_is_no_answer() {
+async fn a_probe_reply_from_before_a_lost_connection_is_ignored() {
     let (_, endpoints) = Names::new(&[1]);
     let endpoint = endpoints.in_order(&[address("brokers", 9)]).await.remove(0);
     let pool = Pool::new(crate::PoolConfig::new(Vec::new()));
@@ -99,7 +99,7 @@ async fn a_reply_from_before_a_loss_is_no_answer() {
     assert_eq!((endpoints.reach(), endpoints.count()), (Reachability::Answers, (1, 0)));
 }
 
-/// A broker may close one connection alone: logins of others wait for none of that.
+/// A broker may close a single connection. Logins of other clients do not wait for that.
 #[tokio::test]
 async fn addresses_where_connections_are_open_do_not_keep_failing_however_many_are_lost() {
     let (_, endpoints) = Names::new(&[1]);
@@ -122,7 +122,7 @@ async fn addresses_where_connections_are_open_do_not_keep_failing_however_many_a
 }
 
 #[tokio::test]
-async fn a_node_that_is_silent_is_nobodys_first_choice_even_while_connections_are_open() {
+async fn a_node_that_does_not_answer_is_tried_last_even_while_connections_are_open() {
     let (_, endpoints) = Names::new(&[1, 2]);
     let configured = [address("brokers", 9)];
     let all = endpoints.in_order(&configured).await;
@@ -154,7 +154,7 @@ async fn an_address_where_a_virtual_host_is_down_is_tried_last_for_a_while() {
 }
 
 #[tokio::test]
-async fn a_name_stands_for_all_of_its_addresses() {
+async fn a_name_yields_all_of_its_addresses() {
     let endpoints = Arc::new(Endpoints::new(Arc::new(SystemResolver)));
     let configured = [address("localhost", 1)];
     let expected: Vec<_> = tokio::net::lookup_host(("localhost", 1)).await.unwrap().collect();
@@ -176,7 +176,7 @@ async fn the_addresses_of_a_name_take_turns() {
 }
 
 #[tokio::test]
-async fn an_address_that_a_name_no_longer_stands_for_goes_when_nobody_is_there() {
+async fn an_address_that_its_name_no_longer_resolves_to_is_dropped_with_its_last_connection() {
     let (names, endpoints) = Names::new(&[1, 2, 3]);
     let configured = [address("brokers", 9)];
     let all = endpoints.in_order(&configured).await;
@@ -184,7 +184,7 @@ async fn an_address_that_a_name_no_longer_stands_for_goes_when_nobody_is_there()
     let in_use = all[0].socket.port();
     names.stand_for(&[4]);
     assert_eq!(ports(&endpoints, &configured).await, [4, in_use]);
-    // However many connections the others have, and whoever is there.
+    // It comes first, however many connections the other addresses have.
     let new = endpoints.in_order(&configured).await.remove(0);
     (0..3).for_each(|_| endpoints.opened(&new));
     assert_eq!(ports(&endpoints, &configured).await, [4, in_use]);
@@ -199,7 +199,7 @@ async fn an_address_that_a_name_no_longer_stands_for_goes_when_nobody_is_there()
 }
 
 #[tokio::test]
-async fn one_that_is_down_and_gone_from_its_name_is_forgotten_after_a_while() {
+async fn a_down_address_that_its_name_no_longer_resolves_to_is_forgotten_after_a_while() {
     let (names, endpoints) = Names::new(&[1]);
     let configured = [address("brokers", 9)];
     let gone = endpoints.in_order(&configured).await.remove(0);
@@ -248,7 +248,7 @@ async fn an_address_with_open_connections_stays_up_when_others_get_no_answer() {
     assert!(!pool.topologies.is_torn("/", 0), "nothing is lost");
     endpoints.closed(&pool, &endpoint);
     assert_eq!(endpoints.reach(), Reachability::Silent);
-    assert!(pool.topologies.is_torn("/", 0), "it was silent to the end");
+    assert!(pool.topologies.is_torn("/", 0), "it did not answer, and its last connection is closed");
 }
 
 #[tokio::test]
@@ -274,7 +274,7 @@ async fn an_address_is_up_while_its_connections_work_and_unknown_until_it_is_ask
     let pool = Pool::new(crate::PoolConfig::new(Vec::new()));
     assert_eq!(states(&endpoints), [(None, 0, Some("not asked yet".to_owned()))]);
     assert!(!endpoints.any_up());
-    // Its connections work, but it takes no further ones.
+    // Its connections work, but it accepts no further connections.
     endpoints.opened(&one);
     endpoints.failed(&pool, &one);
     assert_eq!(states(&endpoints), [(Some(true), 1, None)]);
@@ -307,7 +307,7 @@ async fn idle_addresses_are_probed_all_at_once() {
             stream.read_exact(&mut [0; 8]).await.unwrap();
             streams.push(stream);
         }
-        // Nobody has given up waiting for the first one's answer.
+        // The first probe has not been abandoned.
         let unread = streams[0].try_read(&mut [0]);
         assert!(matches!(&unread, Err(error) if error.kind() == io::ErrorKind::WouldBlock), "{unread:?}");
     };

@@ -1,8 +1,9 @@
-//! Settling the deliveries of a side's present upstream channel.
+//! Settling the deliveries of a side's current upstream channel.
 //!
-//! Tag 0 with `multiple` means all deliveries so far. A broker takes it for all that it has sent, and on a shared connection
-//! these may be more than the client gets: what exceeds its budget is not passed on, and returns to its queue when the upstream
-//! channel is left. There the last delivery that was passed on and is not settled takes the place of 0.
+//! Tag 0 with `multiple` settles all deliveries so far. The broker applies it to everything that it has sent. On a shared
+//! connection this may include deliveries that exceed the client's budget: these are not passed on, and are requeued when the
+//! upstream channel is closed. So on a shared connection, 0 is replaced by the tag of the last unsettled delivery that was
+//! passed on.
 
 use std::borrow::Cow;
 
@@ -14,8 +15,8 @@ use super::{Side, SidePlacement};
 use crate::session::output::Output;
 
 impl Side {
-    /// Passes on acknowledgements, gathered as far as nothing else comes of it; returns how many they were. Returns `None`,
-    /// having taken none, if they have to wait, or be passed on one by one.
+    /// Passes on acknowledgements, merged where that settles exactly the same deliveries; returns their number. Returns
+    /// `None`, having taken none, if they have to wait, or be passed on one by one.
     #[inline]
     pub(in crate::session) fn acknowledge(
         &mut self,
@@ -29,7 +30,7 @@ impl Side {
         let (channel, delivered) = (route.channel, ledger.gathers_up_to());
         let (mut taken, mut gathered) = (0, None);
         for ack in acks {
-            // Acknowledgements for earlier upstream channels settle nothing any more.
+            // Acknowledgements of deliveries from earlier upstream channels are dropped.
             let present = self.carried.present_tag(ack.delivery_tag);
             let settled = self.settled.get_or_insert_default();
             let present = match present {
@@ -60,8 +61,8 @@ impl Side {
         Some(taken)
     }
 
-    /// A method as it goes out on the present upstream channel: a delivery tag is translated. Returns `None` if it settles
-    /// nothing there.
+    /// A method as it is sent on the current upstream channel, with its delivery tag translated. Returns `None` if it
+    /// settles no delivery of that channel.
     pub(super) fn settling<'p>(&self, payload: &'p [u8]) -> Option<Cow<'p, [u8]>> {
         let payload = self.carried.settling(payload)?;
         if !self.settles_all_on_shared_connection(&payload) {
@@ -73,12 +74,12 @@ impl Side {
         }
     }
 
-    /// Whether a method settles all deliveries so far, and it is not known which they are to the broker. Then it needs the
-    /// client's own connection, where all are passed on.
+    /// Whether a method settles all deliveries so far on a shared connection, and the last unsettled one is unknown. It
+    /// then needs the client's own connection, where all deliveries are passed on.
     pub(in crate::session) fn settles_unknown(&self, payload: &[u8]) -> bool {
         self.settles_all_on_shared_connection(payload)
             && self.last_unsettled().is_none()
-            // They would not survive the move.
+            // Such consumers would not survive the move.
             && self.ledger.as_ref().is_some_and(|ledger| !ledger.has_dependent_consumers())
     }
 
@@ -96,8 +97,8 @@ impl Side {
         }
     }
 
-    /// Notes what a method settles, or whether tags cannot be counted any more: they are taken by deliveries that need no
-    /// acknowledgement, requeued all at once, or settled by a commit.
+    /// Notes what a method settles, or that delivery tags cannot be tracked any more: some are used by automatically
+    /// acknowledged deliveries, all are requeued at once, or a commit settles them.
     pub(super) fn note_settling(&mut self, payload: &[u8]) {
         let (tag, multiple) = match Method::decode(payload) {
             Ok(Method::BasicConsume(basic::Consume { no_ack: false, .. }))
@@ -112,7 +113,7 @@ impl Side {
     }
 }
 
-/// Whether it is a `basic.ack` or `basic.nack` of everything so far: tag 0, with `multiple`.
+/// Whether it is a `basic.ack` or `basic.nack` of all deliveries so far: tag 0, with `multiple`.
 fn settles_all(payload: &[u8]) -> bool {
     matches!(payload, [0, 60, 0, 80 | 120, 0, 0, 0, 0, 0, 0, 0, 0, bits, ..] if bits & 1 != 0)
 }

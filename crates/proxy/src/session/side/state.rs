@@ -1,14 +1,14 @@
-//! The part of a side that continues in another process: see [`crate::SessionState`].
+//! The state of a side that continues in another process: see [`crate::SessionState`].
 
 use serde::{Deserialize, Serialize};
 
 use super::{Setup, Side, SidePlacement};
 use crate::upstream::{ConfirmNumbers, Consumer, MovedState, PrefetchState};
 
-/// A side of which nothing is left at the broker.
+/// The state of a side that has no upstream channel any more.
 #[derive(Serialize, Deserialize)]
 pub(in crate::session) struct SideState {
-    /// Set if it has something to do there: it is to be placed, on the client's own connection or not.
+    /// Set if the side has to be placed at once: whether on the client's own connection.
     own: Option<bool>,
     #[serde(with = "crate::encoded")]
     #[serde(rename = "held")]
@@ -24,12 +24,12 @@ pub(in crate::session) struct SideState {
 }
 
 impl Side {
-    /// Whether nothing of it is left at the broker.
+    /// Whether the side has no upstream channel.
     pub(in crate::session) fn has_left(&self) -> bool {
         matches!(self.place, SidePlacement::Unplaced | SidePlacement::Waiting { .. })
     }
 
-    /// A side that has nothing to do at the broker is placed with its next frame, not before.
+    /// Unplaces a side without waiting frames and consumers: it is placed with its next frame, not before.
     pub(in crate::session) fn skip_if_idle(&mut self) {
         if self.queued.is_empty() && self.carried.consumers.is_empty() {
             self.touched = false;
@@ -37,13 +37,12 @@ impl Side {
         }
     }
 
-    /// Whether it has a state that ends with its upstream channel, or would not be the same afterwards.
+    /// Whether it has state that ends, or changes, when its upstream channel is closed.
     pub(in crate::session) fn depends_on_its_channel(&self) -> bool {
         self.transactional || self.ledger.as_ref().is_some_and(|ledger| ledger.has_dependent_consumers())
     }
 
-    /// Whether no answer that brokers give late, such as that to a request for a consumer, is still to come; if one
-    /// is, an event follows.
+    /// Whether no late answer, such as that to `basic.consume`, is pending; if one is, an event follows.
     pub(in crate::session) fn poll_late_answers(&self) -> bool {
         !self.is_placed() || self.ledger.as_ref().is_none_or(|ledger| ledger.poll_late_answers())
     }
@@ -68,7 +67,7 @@ impl Side {
         }
     }
 
-    /// A side that is to be placed if it has something to do.
+    /// Restores a side, which waits for placement if `own` is set.
     pub(in crate::session) fn from_state(state: SideState) -> Self {
         let SideState { own, queued, touched, confirm, prefetch, numbers, consumers, delivered, last_queue } =
             state;

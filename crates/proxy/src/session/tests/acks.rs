@@ -1,6 +1,6 @@
-//! Random acknowledgements of a client, in order or not, with others that are refused and methods in between. With each
-//! read, a model of a broker's channel that gets them as they are comes to the same as one that gets what the pool sends:
-//! the same deliveries settled in the same way, in an order that nobody can tell apart, and the same refusal.
+//! Random acknowledgements of a client, in order or not, valid or not, with other methods in between. After each read, a
+//! model of a broker's channel that receives the client's methods is compared with one that receives what the pool sends:
+//! the same deliveries must be settled in the same way, in an equivalent order, with the same refusal.
 
 use amqp::method::{basic, queue, tx};
 use sync::work::Turn;
@@ -20,7 +20,7 @@ struct World {
     direct: ChannelDeliveries,
     /// The last delivery tag that the client got on earlier upstream channels.
     earlier: u64,
-    /// Whether the client may have settled something in a way that cannot be counted, on the present one.
+    /// Whether the client may have settled deliveries of the current upstream channel in a way that cannot be tracked.
     is_unsure: bool,
 }
 
@@ -61,7 +61,7 @@ impl World {
         self.settle();
     }
 
-    /// The client sends a method, which is answered if it has an answer.
+    /// The client sends a method, and receives the reply if it has one.
     fn call<'m>(&mut self, method: impl Into<Method<'m>>) {
         let mut bytes = Vec::new();
         write_method(&mut bytes, CHANNEL, method);
@@ -69,7 +69,7 @@ impl World {
         self.settle();
     }
 
-    /// The session reads this at once.
+    /// The session receives this in one read.
     fn read(&mut self, bytes: &[u8]) {
         let mut taken = 0;
         while let Some(frame) = Frame::parse(&bytes[taken..], 0).unwrap() {
@@ -82,7 +82,7 @@ impl World {
         }
     }
 
-    /// Has everything answered, and connections opened, until nothing changes.
+    /// Delivers all replies and opens connections until nothing changes.
     fn settle(&mut self) {
         loop {
             self.session.handle_nudge(self.now).unwrap();
@@ -141,7 +141,7 @@ impl World {
         self.is_unsure = false;
     }
 
-    /// Adds a method that the client sends, and has it carried out directly. Its tag is the broker's.
+    /// Adds a method to the client's bytes, and applies it to the direct model. Its delivery tag is the broker's.
     fn send(&mut self, bytes: &mut Vec<u8>, method: &Method<'_>) {
         self.direct.take(method);
         let client = |tag: u64| if tag == 0 { 0 } else { tag + self.earlier };
@@ -184,7 +184,7 @@ impl World {
             988..991 if !self.is_unsure => basic::Nack { delivery_tag: 0, multiple: true, requeue }.into(),
             985..991 => basic::Ack { delivery_tag, multiple: false }.into(),
             991..994 => basic::Recover { requeue: true }.into(),
-            // Refused, unless it happens to be one that is not settled.
+            // Refused, unless the tag happens to be unsettled.
             994..997 => {
                 basic::Ack { delivery_tag: 1 + self.random.below(self.direct.last + 2), multiple }.into()
             }
@@ -207,7 +207,7 @@ async fn gathered_acknowledgements_have_the_same_effect_as_when_sent_directly() 
             }
             let mut bytes = Vec::new();
             if world.earlier > 0 && world.random.chance(50) {
-                // Settles what has been lost.
+                // Settles a delivery of a lost upstream channel.
                 let delivery_tag = 1 + world.random.below(world.earlier);
                 write_method(
                     &mut bytes,
@@ -238,7 +238,7 @@ async fn gathered_acknowledgements_have_the_same_effect_as_when_sent_directly() 
     assert!(settled > 1000 && refused > 20, "{settled} times settled, {refused} refused");
 }
 
-/// The acknowledgements that the pool sends, when the client sends these, of ten deliveries, in one read.
+/// The acknowledgements that the pool sends when the client sends these, for ten deliveries, in one read.
 fn gathered(tags: &[u64], prepare: impl FnOnce(&mut World)) -> Vec<(u64, bool)> {
     let mut world = World::new(0, false);
     (0..10).for_each(|_| world.deliver(false));
@@ -246,7 +246,7 @@ fn gathered(tags: &[u64], prepare: impl FnOnce(&mut World)) -> Vec<(u64, bool)> 
     sent(&mut world, tags)
 }
 
-/// The acknowledgements that the pool sends, when the client sends some of these deliveries.
+/// The acknowledgements that the pool sends when the client acknowledges these tags.
 fn sent(world: &mut World, tags: &[u64]) -> Vec<(u64, bool)> {
     let mut bytes = Vec::new();
     for delivery_tag in tags {
@@ -280,7 +280,11 @@ async fn acknowledgements_of_one_read_go_out_as_one_if_nothing_in_front_of_them_
         [(2, true), (2, false), (3, false)],
         "the second 2 is refused"
     );
-    assert_eq!(gathered(&[9, 10, 11], |_| {}), [(9, false), (10, false), (11, false)], "11 is not there");
+    assert_eq!(
+        gathered(&[9, 10, 11], |_| {}),
+        [(9, false), (10, false), (11, false)],
+        "11 was not delivered"
+    );
 }
 
 #[tokio::test]
@@ -296,7 +300,7 @@ async fn deliveries_settled_by_other_methods_count_as_settled_when_gathering() {
     assert_eq!(gathered(&[1, 2], settle(all.into())), [(1, false), (2, false)], "they are refused");
 }
 
-/// Deliveries that the pool has not passed on, or has still to read, are not the client's to settle.
+/// Deliveries that the pool has not passed on, or not read yet, must not be settled by the client.
 #[tokio::test]
 async fn settling_all_covers_only_deliveries_passed_on_to_the_client() {
     let all = || basic::Ack { delivery_tag: 0, multiple: true };
@@ -310,7 +314,7 @@ async fn settling_all_covers_only_deliveries_passed_on_to_the_client() {
     world.deliver(false);
     world.lose();
     world.deliver(false);
-    assert_eq!(sent_all(&mut world, &[], all()), [(1, true)], "of the present upstream channel");
+    assert_eq!(sent_all(&mut world, &[], all()), [(1, true)], "of the current upstream channel");
 
     world.deliver(false);
     let mut bytes = Vec::new();
@@ -323,7 +327,7 @@ async fn settling_all_covers_only_deliveries_passed_on_to_the_client() {
     assert_eq!(Method::decode(frame.payload).unwrap(), basic::Nack { delivery_tag: 2, ..nack }.into());
 }
 
-/// The acknowledgements that the pool sends, when the client sends some of these deliveries and then this one, in one read.
+/// The acknowledgements that the pool sends when the client acknowledges these tags and then sends `last`, in one read.
 fn sent_all(world: &mut World, tags: &[u64], last: basic::Ack) -> Vec<(u64, bool)> {
     let mut bytes = Vec::new();
     for delivery_tag in tags {
@@ -336,7 +340,7 @@ fn sent_all(world: &mut World, tags: &[u64], last: basic::Ack) -> Vec<(u64, bool
 }
 
 #[tokio::test]
-async fn everything_so_far_is_settled_on_a_connection_of_its_own_where_it_cannot_be_counted() {
+async fn settling_everything_moves_to_the_own_connection_where_deliveries_cannot_be_tracked() {
     let mut world = World::new(0, false);
     (0..2).for_each(|_| world.deliver(false));
     world.call(basic::Recover { requeue: true });
@@ -350,7 +354,7 @@ async fn everything_so_far_is_settled_on_a_connection_of_its_own_where_it_cannot
     world.read(&bytes);
     let (peer, number) = world.peer();
     let is_acked = |effect: &Effect| matches!(effect, Effect::Acked(tags) if tags.contains(&4));
-    assert!(!peer.effects(number).iter().any(is_acked), "it comes again");
+    assert!(!peer.effects(number).iter().any(is_acked), "it is redelivered");
     world.settle();
     assert!(world.session.channels.get(CHANNEL).unwrap().is_own());
     world.deliver(false);
@@ -361,7 +365,7 @@ async fn everything_so_far_is_settled_on_a_connection_of_its_own_where_it_cannot
 async fn acknowledgements_of_a_transaction_are_not_gathered() {
     let in_transaction = |world: &mut World| {
         world.call(tx::Select {});
-        // The first ten went back to the queue when the channel moved to a connection of its own.
+        // The first ten deliveries were requeued when the channel moved to its own connection.
         (0..10).for_each(|_| world.deliver(false));
     };
     assert_eq!(gathered(&[11, 12], in_transaction), [(1, false), (2, false)]);
@@ -395,7 +399,7 @@ async fn acknowledgements_keep_their_place_among_other_methods() {
 
 #[tokio::test]
 async fn a_transaction_that_is_rolled_back_leaves_its_deliveries_unsettled() {
-    // Without a limit the channel is on a connection of its own from the beginning, and stays there.
+    // Without a prefetch limit the channel is on its own connection from the start.
     let mut world = World::empty(0);
     world.open_channel(CHANNEL, None, false);
     (0..4).for_each(|_| world.deliver(false));
@@ -406,12 +410,12 @@ async fn a_transaction_that_is_rolled_back_leaves_its_deliveries_unsettled() {
 }
 
 #[tokio::test]
-async fn deliveries_that_need_no_acknowledgement_are_taken_for_none_that_do() {
+async fn automatically_acknowledged_deliveries_cannot_be_acknowledged() {
     let mut world = World::new(0, true);
     world.deliver(false);
     world.deliver(true);
     assert_eq!(sent(&mut world, &[1, 2]), [(1, false), (2, false)], "2 is refused");
-    // The consumers are made again.
+    // The consumers are recreated.
     let mut world = World::new(0, true);
     world.deliver(false);
     world.lose();
@@ -456,7 +460,7 @@ async fn acknowledgements_of_lost_deliveries_leave_the_channel_clean() {
     assert_eq!(sent(&mut world, &[1]), []);
     assert!(!is_suspect(&world), "the channel can be reused without a close");
     assert_eq!(sent(&mut world, &[1, 2]), [(1, false)]);
-    assert!(is_suspect(&world), "nobody knows whether it was refused");
+    assert!(is_suspect(&world), "it is unknown whether it was refused");
 }
 
 #[tokio::test]
@@ -498,7 +502,7 @@ async fn every_acknowledgement_is_charged_however_many_are_taken_at_once() {
         sent(&mut world, &tags);
         turn.spent()
     };
-    // The first is charged as a frame, by the code that parses frames.
+    // The first one is charged by the code that parses frames.
     assert_eq!(spent(1), 0);
     assert!(spent(2) > 0);
     assert_eq!(spent(10), 9 * spent(2));

@@ -1,5 +1,5 @@
-//! A broker's confirms on their way to a client. However the broker gives them in its reads, and however few the pool makes of
-//! them, the client learns the same of each message as it would from the broker itself.
+//! A broker's confirms on their way to a client. However the broker batches them, and however the pool merges them, each
+//! message must be confirmed to the client in the same way as by the broker itself.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ impl World {
         world
     }
 
-    /// The client sends messages, and everything is answered but these.
+    /// The client publishes messages, and everything but their confirms is delivered.
     fn publish(&mut self, count: usize) {
         take(&mut self.session, &frames(&vec![CHANNEL; count]));
         self.session.flush(self.now);
@@ -62,7 +62,7 @@ impl World {
         self.settle();
     }
 
-    /// The broker's confirms, all in one read, by its numbers; returns what the client gets.
+    /// Delivers the broker's confirms, with the broker's numbers, in one read; returns what the client receives.
     fn confirm(&mut self, confirms: &[Method<'_>]) -> Vec<Method<'static>> {
         let channel = self.session.channels.get(CHANNEL).unwrap();
         let number = channel.publishing.as_deref().and_then(Side::route).unwrap().channel;
@@ -83,7 +83,7 @@ impl World {
         got
     }
 
-    /// The same for acknowledgements of these messages one by one.
+    /// Like [`Self::confirm`], with a separate ack for each of these messages.
     fn ack(&mut self, tags: &[u64]) -> Vec<(u64, bool)> {
         let confirms: Vec<_> = tags.iter().map(|tag| ack(*tag, false)).collect();
         let got = self.confirm(&confirms);
@@ -100,7 +100,7 @@ fn ack(delivery_tag: u64, multiple: bool) -> Method<'static> {
     basic::Ack { delivery_tag, multiple }.into()
 }
 
-/// The messages of a client that are confirmed, and whether by an ack, after these methods.
+/// Adds the messages that these methods confirm, each with whether it was an ack.
 fn learn(confirmed: &mut BTreeMap<u64, bool>, methods: &[Method<'_>]) {
     for method in methods {
         let (tag, multiple, is_ack) = match method {
@@ -164,7 +164,7 @@ async fn messages_that_are_sent_again_are_confirmed_by_the_numbers_that_the_clie
     world.publish(10);
     assert_eq!(world.ack(&[2, 4, 5]), [(2, false), (4, false), (5, false)]);
     world.lose();
-    // 1, 3, 6 and those behind it.
+    // Messages 1, 3, 6 and later ones are sent again.
     assert_eq!(world.ack(&[2, 3]), [(3, false), (6, false)], "1 is not confirmed");
     assert_eq!(world.ack(&[1, 4]), [(7, true)]);
     assert_eq!(world.ack(&[5, 6, 7]), [(10, true)]);

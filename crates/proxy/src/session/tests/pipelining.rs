@@ -15,7 +15,7 @@ use crate::test_random::TestRandom;
 use crate::upstream::Peer;
 
 const CHANNELS: u16 = 3;
-/// Methods that a client has in flight on a channel at most.
+/// Maximum methods that a client has in flight on a channel.
 const IN_FLIGHT_MAX: usize = 30;
 
 struct World {
@@ -38,9 +38,9 @@ struct World {
 /// The client's view of a channel.
 #[derive(Default)]
 struct Expected {
-    /// Answers to come, each with the name in it.
+    /// Expected replies, each with the name that it contains.
     answers: VecDeque<(&'static str, String)>,
-    /// Tags of the consumers that it has asked for, and not cancelled.
+    /// Tags of the consumers that it has requested and not cancelled.
     consumers: BTreeSet<String>,
     /// Tags that it has used before.
     cancelled: Vec<String>,
@@ -82,7 +82,7 @@ impl World {
         format!("{kind}{}", self.names)
     }
 
-    /// One thing happens; everything that follows from it at once has come.
+    /// Performs one random event and everything that follows from it at once.
     fn step(&mut self) {
         self.now += Duration::from_millis(self.random.below(100));
         let result = match self.random.below(100) {
@@ -121,7 +121,7 @@ impl World {
         }
     }
 
-    /// The session handles its events, brokers read, and the client does.
+    /// The session handles its events, and the brokers and the client read.
     fn react(&mut self) -> Result<(), Fault> {
         self.session.handle_nudge(self.now)?;
         self.peers_read();
@@ -139,7 +139,7 @@ impl World {
         has_read
     }
 
-    /// Only this may end a client, and it starts again.
+    /// The only fault that may end the client, which then starts again.
     fn ended(&mut self, fault: &Fault) {
         assert!(fault.text.contains("an exclusive queue cannot be carried over"), "{fault:?}");
         self.session = session_of(self.session.pool.clone());
@@ -178,7 +178,7 @@ impl World {
                 self.session.link.notify(Event::DeliveriesOverflowed { channel, lease });
             }
         } else if let Some(at) = self.pick_peer() {
-            // It loses what it has not confirmed.
+            // The broker loses the messages that it has not confirmed.
             let lost: Vec<u64> =
                 self.channels.values().flat_map(|expected| expected.unconfirmed.values().copied()).collect();
             let mut peer = self.peers.swap_remove(at);
@@ -392,14 +392,14 @@ impl World {
             _ => "",
         };
         let Some((answer, wanted)) = expected.answers.pop_front() else {
-            panic!("{number}: {method:?} in answer to nothing")
+            panic!("{number}: unexpected reply {method:?}")
         };
         let is_it = if wanted == "amq.gen" { name.starts_with("amq.gen-") } else { name == wanted };
         assert!(method.name() == answer && is_it, "{number}: {method:?} instead of {answer} {wanted}");
         self.answers_seen += 1;
     }
 
-    /// Lets brokers answer everything, and connections become ready, until nothing changes. Then nothing is missing.
+    /// Lets brokers answer everything, and connections become ready, until nothing changes. Then no reply may be missing.
     fn settle(&mut self) {
         let mut is_changing = true;
         while is_changing {

@@ -37,7 +37,7 @@ struct World {
 type States = BTreeMap<u16, (MessageState, PlacementState, Option<PlacementState>)>;
 
 impl World {
-    /// `departed_is_full` if nothing of clients that are gone is kept.
+    /// With `departed_is_full`, no frames of departed clients are kept.
     fn new(seed: u64, departed_is_full: bool) -> Self {
         let departed_total_max = if departed_is_full { 0 } else { 64 * 1024 * 1024 };
         let config = PoolConfig { departed_total_max, ..PoolConfig::new(Vec::new()) };
@@ -80,7 +80,7 @@ impl World {
         channels.map(|(number, channel)| (number, state(channel))).collect()
     }
 
-    /// The combinations that the end of the second table excludes, and the sums that the session keeps.
+    /// Checks the combinations that the text after the second table excludes, and the sums that the session keeps.
     fn check(&self) {
         for (number, (message, general, publishing)) in self.states() {
             let is_closing = matches!(message, Closing | ClosingHalf);
@@ -95,8 +95,8 @@ impl World {
         assert_eq!(self.session.queued, sum(Channel::queued), "bytes that wait for placement");
     }
 
-    /// Lets brokers answer everything, and connections become ready, until nothing changes: no channel may be left that
-    /// waits, but for the rest of a message.
+    /// Lets brokers answer everything, and connections become ready, until nothing changes. Then no channel may wait
+    /// for anything but the rest of a message.
     fn settle(&mut self) {
         for _ in 0..10_000 {
             let is_ready = self.ready().is_some();
@@ -128,7 +128,7 @@ impl World {
         }
     }
 
-    /// Acts, and checks what has changed.
+    /// Performs one event, and checks the transitions.
     fn step(&mut self) {
         let before = self.states();
         self.now += Duration::from_millis(self.random.below(100));
@@ -197,7 +197,7 @@ impl World {
                 self.session.link.notify(Event::DeliveriesOverflowed { channel, lease });
                 Some((Overflow, Ok(())))
             }
-            // Others have been granted the room, and this client may stream.
+            // The space is granted to other clients, and this client may stream.
             _ => Some((Granted, self.session.stream_largest())),
         }
     }
@@ -249,7 +249,7 @@ impl World {
             }
             _ if is_closing => return None,
             (false, _) => {
-                // Channels whose numbers the session keeps are being closed by it.
+                // The session reserves the numbers of channels that it is closing.
                 let is_gone = self.session.channels.len() == self.session.channels.iter().count();
                 if !is_gone {
                     write_method(&mut bytes, number, channel_methods::CloseOk {});
@@ -336,7 +336,7 @@ impl World {
         })
     }
 
-    /// A frame that is refused, by what the model says of it.
+    /// A frame that must be refused according to the model.
     fn illegal(
         &mut self,
         number: u16,
@@ -406,7 +406,7 @@ impl World {
 async fn a_channel_changes_as_the_tables_say_and_every_line_of_them_happens() {
     let (mut messages, mut sides) = (BTreeSet::new(), BTreeSet::new());
     for seed in 0..400 {
-        // For a part of them, nothing more of clients that are gone is kept.
+        // In some runs, no frames of departed clients are kept.
         let departed_total_max = if seed % 4 == 0 { 0 } else { 64 * 1024 * 1024 };
         let session = session_of(Pool::new(PoolConfig { departed_total_max, ..PoolConfig::new(Vec::new()) }));
         let mut world = World {
@@ -427,7 +427,7 @@ async fn a_channel_changes_as_the_tables_say_and_every_line_of_them_happens() {
     assert_eq!(missing(SIDES, &sides, RARE), [""; 0]);
 }
 
-/// Too rare for the random ones: the broker confirms late, and its fault ends the connection of the other side.
+/// Too rare for the random test: the broker confirms late, and its fault ends the connection of the other side.
 #[tokio::test]
 async fn a_channel_that_is_closing_on_both_sides_moves_to_its_own_connection_and_closes() {
     let mut world = World::new(0, true);
@@ -446,7 +446,7 @@ async fn a_channel_that_is_closing_on_both_sides_moves_to_its_own_connection_and
     send(&mut world, &|out| write_method(out, 1, basic::Publish::default()));
     send(&mut world, &|out| write_content_header(out, 1, 0, NO_PROPERTIES));
     send(&mut world, &|out| write_method(out, 1, queue::Declare { queue: "q", ..Default::default() }));
-    // The broker has the message, and has yet to confirm it: the declaration goes out.
+    // The broker has received the message but not confirmed it, and the declaration is sent.
     while world.peers[0].deliver(world.now).is_some() {}
     world.session.handle_nudge(world.now).unwrap();
     send(&mut world, &|out| write_method(out, 1, channel_methods::Close::default()));
@@ -480,7 +480,7 @@ fn note<S: Debug + Ord + Copy>(
     seen.insert((from, cause, to));
 }
 
-/// The lines of the table that have not happened, besides those that need not.
+/// The transitions of the table that have not occurred, except the rare ones.
 fn missing<S: Debug + Ord + Copy>(
     table: &[(S, Cause, &[S])],
     seen: &BTreeSet<(S, Cause, S)>,

@@ -1,4 +1,4 @@
-//! When the confirms of channels that were given back are overdue: not for time in which the broker could not send them.
+//! Confirms of channels that were given back become overdue, not counting time in which the broker could not send them.
 
 use amqp::Credentials;
 use amqp::frame::write_method;
@@ -13,7 +13,7 @@ use crate::upstream::{Ledger, MovedState, OVERDUE_AFTER, Peer};
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// A shared connection with this many channels that were given back with a message that is not confirmed.
+/// A shared connection with this number of channels that were given back, each with an unconfirmed message.
 fn peer(channels: usize, now: Instant) -> Peer {
     let pool = Pool::new(PoolConfig::new(Vec::new()));
     let credentials = Arc::new(Credentials::plain("user", "password"));

@@ -21,12 +21,12 @@ pub(crate) struct MovedState {
     /// are sent again.
     pub(crate) confirming: bool,
     pub(crate) consumers: Vec<Consumer>,
-    /// The limits that the broker has said to be in force.
+    /// The prefetch limits that the broker has confirmed.
     pub(crate) prefetch: PrefetchState,
     /// The last delivery tag that the client has received. Everything up to it belongs to an earlier upstream
     /// channel.
     pub(crate) delivered: u64,
-    /// The meaning of an empty queue name.
+    /// The queue that an empty name means.
     pub(crate) last_queue: Option<Box<str>>,
     /// When a departed client's frames were first lost with an upstream connection.
     pub(crate) lost_since: Option<Instant>,
@@ -36,16 +36,16 @@ pub(crate) struct MovedState {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Consumer {
     tag: Box<str>,
-    /// The method that made the consumer, with no-wait.
+    /// The `basic.consume` that created the consumer, with no-wait set.
     #[serde(with = "crate::encoded")]
     method: Box<[u8]>,
-    /// How far it has read, if its queue is a stream.
+    /// Its position, if its queue is a stream.
     position: StreamPosition,
     /// The limits in force when it was made.
     pub(crate) prefetch: PrefetchState,
     /// Whether it is a client's end of direct reply-to.
     pub(crate) is_reply_to: bool,
-    /// Keeps its queue alive, if that is deleted with its last consumer.
+    /// Counts the consumer in the remembered topology, if its queue is auto-delete.
     #[serde(skip)]
     consuming: Option<Consuming>,
 }
@@ -65,7 +65,8 @@ impl MovedState {
         Some(payload.into())
     }
 
-    /// The tag that a delivery has on the present upstream channel, by the client's. `None` if it came on an earlier one.
+    /// Translates the client's delivery tag to that of the current upstream channel. `None` if the delivery came on an
+    /// earlier one.
     #[inline]
     pub(crate) fn present_tag(&self, tag: u64) -> Option<u64> {
         // 0 stands for all unsettled deliveries.
@@ -83,15 +84,15 @@ impl MovedState {
         consumer.queue().map(Into::into)
     }
 
-    /// Notes that a message with this offset of a stream came for a consumer, and whether it was passed on.
+    /// Records that a message with this stream offset arrived for a consumer, and whether it was passed on.
     pub(super) fn record_offset(&mut self, tag: &[u8], offset: u64, is_passed_on: bool) {
         if let Some(consumer) = self.consumers.iter_mut().find(|consumer| consumer.tag.as_bytes() == tag) {
             consumer.position.came(offset, is_passed_on);
         }
     }
 
-    /// Notes that a queue turned out to be none that has offsets, if this is the text of such a refusal. Returns whether
-    /// one of its consumers was, or would have been, made again with one.
+    /// If this is the text with which the broker refuses an offset, records that the queue is not a stream. Returns
+    /// whether one of its consumers was, or would have been, recreated with an offset.
     pub(super) fn clear_offset_unless_stream(&mut self, text: &str) -> bool {
         let Some(queue) = self.queue_without_offsets(text) else { return false };
         let mut was_assumed = false;
@@ -101,8 +102,8 @@ impl MovedState {
         was_assumed
     }
 
-    /// The queue that is meant by the text of a refusal. None, if a text that was cut may mean several: one of them may
-    /// be a stream, whose position must not be forgotten.
+    /// The queue named by the text of such a refusal. `None` if the text is truncated and may mean several queues: one
+    /// of them may be a stream, whose position must be kept.
     fn queue_without_offsets(&self, text: &str) -> Option<Box<str>> {
         let mut meant =
             self.consumers.iter().filter_map(Consumer::queue).filter(|queue| refuses_offset(text, queue));
@@ -110,8 +111,8 @@ impl MovedState {
         meant.all(|other| other == queue).then(|| queue.into())
     }
 
-    /// Whether a consumer would not be the same on another upstream channel: a client's end of direct reply-to, or one whose
-    /// queue is deleted when it has no consumer for a moment.
+    /// Whether a consumer cannot move to another upstream channel: it is a client's end of direct reply-to, or its queue is
+    /// auto-delete and would be deleted meanwhile.
     pub(super) fn has_dependent_consumers(&self) -> bool {
         self.consumers.iter().any(|consumer| consumer.is_reply_to || consumer.consuming.is_some())
     }
@@ -139,13 +140,13 @@ impl Consumer {
 }
 
 impl Consumer {
-    /// Counts it among those that keep its queue alive.
+    /// Counts the consumer in the remembered topology.
     pub(super) fn counted(mut self, link: &ClientLink) -> Self {
         self.consuming = self.queue().and_then(|queue| link.consuming(queue));
         self
     }
 
-    /// The method that makes the consumer again. A stream continues behind what was delivered.
+    /// The method that recreates the consumer. A stream consumer continues after its last delivery.
     pub(crate) fn again(&self) -> Cow<'_, [u8]> {
         let Some(consume) = self.consume() else { return (&*self.method).into() };
         let Some(arguments) = self.position.again(&consume.arguments) else { return (&*self.method).into() };
@@ -156,7 +157,7 @@ impl Consumer {
         method.into()
     }
 
-    /// Whether its deliveries are settled as they are sent.
+    /// Whether its deliveries are acknowledged automatically (`no_ack`).
     pub(crate) fn is_automatic(&self) -> bool {
         self.consume().is_some_and(|consume| consume.no_ack)
     }
@@ -176,9 +177,9 @@ impl Consumer {
 /// Maps the messages of a lease to the client's numbers. Part of [`crate::SessionState`].
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ConfirmNumbers {
-    /// The number before that of the first message.
+    /// The client's number of the lease's first message, minus 1.
     pub(super) offset: u64,
-    /// Skipped numbers behind it, ascending: they were confirmed before the message in front of them was.
+    /// Later numbers that are skipped, ascending: these messages were confirmed before an earlier one that was sent again.
     pub(super) gaps: Vec<u64>,
 }
 
@@ -195,7 +196,7 @@ impl ConfirmNumbers {
         number
     }
 
-    /// Drops the gaps once nothing in front of them is still to be confirmed.
+    /// Drops gaps before which everything is confirmed.
     pub(super) fn fold(&mut self, up_to: u64) {
         if self.gaps.last().is_some_and(|last| self.of(up_to) > *last) {
             self.offset += self.gaps.len() as u64;
@@ -203,7 +204,7 @@ impl ConfirmNumbers {
         }
     }
 
-    /// The numbers of a lease that begins when everything up to `up_to`, and everything in `gone`, is done.
+    /// The numbers for the next lease, when everything up to `up_to` and everything in `gone` is settled.
     pub(super) fn without(self, up_to: u64, gone: Vec<u64>) -> Self {
         let mut offset = self.of(up_to);
         let mut gaps: Vec<u64> = self.gaps.into_iter().chain(gone).filter(|gap| *gap > offset).collect();

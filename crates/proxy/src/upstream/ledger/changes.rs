@@ -6,9 +6,8 @@ use amqp::Method;
 
 use super::entry::EntryKind;
 
-/// Methods with no-wait that are about to change the remembered topology, in the order in which they were
-/// sent. The broker may refuse them by closing the channel: each is applied and removed once the broker has
-/// answered something behind it.
+/// Methods with no-wait whose changes to the remembered topology are pending, in the order in which they were sent. The
+/// broker may refuse them by closing the channel, so each is applied once the broker has answered a later method.
 #[derive(Debug, Default)]
 pub(super) struct Changes(VecDeque<PendingChange>);
 
@@ -57,15 +56,15 @@ impl Changes {
         self.0.pop_front()
     }
 
-    /// Whether a method has to wait here: if it removes something that others may have declared, or adds
-    /// something behind one that does.
+    /// Whether a method has to wait here: if it removes entities that other clients may have declared, or adds entities
+    /// after a method that does.
     pub(super) fn concern(&self, method: &Method<'_>) -> bool {
         takes_away(method) || (self.len() > 0 && adds(method))
     }
 }
 
-/// Whether a method removes something that others may have declared. A durable or exclusive declaration does:
-/// an entity that had the name before was a different one.
+/// Whether a method removes entities that other clients may have declared. A durable or exclusive declaration does,
+/// because a transient entity that had the name must be gone.
 pub(super) fn takes_away(method: &Method<'_>) -> bool {
     match method {
         Method::QueueDeclare(declare) => !declare.passive && (declare.durable || declare.exclusive),

@@ -21,11 +21,12 @@ pub(super) enum EntryKind {
     /// Methods with a reply, numbered from `first`, of one frame each. `prefetch` is that of the consumers
     /// among them.
     Asked { first: u64, count: u64, prefetch: PrefetchState },
-    /// `count` methods with no-wait, of one frame each, behind `published` messages and `asked` requests.
+    /// `count` methods with no-wait, of one frame each, sent after `published` messages and `asked` requests.
     Unanswered { published: u64, asked: u64, count: u64 },
-    /// `count` messages outside confirm mode, likewise. The frames of one that is too large are not kept.
+    /// `count` messages outside confirm mode, sent after `published` messages and `asked` requests. The frames of one
+    /// that is too large are not kept.
     Unconfirmed { published: u64, asked: u64, count: u64, too_large: bool },
-    /// The `confirm.select` with no-wait that ends them, behind `asked` requests.
+    /// A `confirm.select` with no-wait after such messages, sent after `asked` requests.
     Selected { asked: u64 },
 }
 
@@ -49,7 +50,7 @@ impl SentEntry {
                 &EntryKind::Asked { first: number, prefetch: present, .. },
             ) => {
                 if answered + 1 >= *first + *count {
-                    // All methods in it are answered; it only waits for the entries in front of it.
+                    // All methods in the entry are answered; it only waits for earlier entries.
                     self.frames.clear();
                     (*first, *count, *prefetch) = (number, 1, present);
                 } else if has_capacity
@@ -134,7 +135,7 @@ impl SentEntry {
         matches!(self.what, EntryKind::Asked { .. })
     }
 
-    /// Number of no-wait methods in it.
+    /// Number of no-wait methods in the entry.
     pub(super) fn reported(&self) -> u64 {
         if let EntryKind::Unanswered { count, .. } = self.what { count } else { 0 }
     }
@@ -166,6 +167,6 @@ pub(super) fn is_consume(payload: &[u8]) -> bool {
 
 /// Size of an entry without its frames: an element of a queue that may be half empty.
 const ENTRY_BYTES: usize = 2 * size_of::<SentEntry>();
-/// Bytes of frames that methods may share. Small enough that answered methods do not stay for long because of
-/// unanswered ones.
+/// Maximum bytes of an entry that methods share. Small, so that answered methods are freed soon although later ones in
+/// the entry are unanswered.
 pub(super) const SHARED_BYTES: usize = 4096;

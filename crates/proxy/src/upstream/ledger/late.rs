@@ -1,18 +1,18 @@
 //! Answers that may arrive late: those to `basic.consume` and `basic.cancel`.
 //!
-//! RabbitMQ's channel sends them when it handles a message from its queue process, after the methods that it has received
-//! by then. So the answers to later methods overtake them, and a channel that is closed by then never sends them.
-//! A `basic.cancel` that comes before the consume-ok of its consumer ends the connection with 541 (3.10.8), or is
-//! answered alone (4.3.6); behind a second `basic.consume` with the same tag, 4.3.6 fails likewise.
+//! RabbitMQ's channel process sends them when it handles the queue process's message, after the methods that it has
+//! received by then. So replies to later methods overtake them, and a channel that is closed by then never sends them. If
+//! a `basic.cancel` arrives before the consume-ok of its consumer, 3.10.8 ends the connection with 541, and 4.3.6 sends
+//! only cancel-ok; after a second `basic.consume` with the same tag, 4.3.6 fails with 541 as well.
 //!
-//! So nothing but messages and acknowledgements goes out until such answers have come, and further `basic.consume` behind
-//! another one, as their answers are in order among each other. The pool's own proofs do not wait. Their replies may come
-//! before a late answer, and count behind it.
+//! So until such answers have arrived, only messages and acknowledgements are sent. A further `basic.consume` may follow
+//! another one, because their answers keep their order. The pool's own proofs do not wait; a reply to a proof may arrive
+//! before a late answer to an earlier request, and is counted after it.
 
 use super::entry::is_consume;
 use super::{Ledger, Record};
 
-/// The last run of requests whose answers come late, by their numbers, which are 0 before the first one.
+/// The numbers of the first and last request of the latest run whose answers may be late; 0 before the first such request.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct LateAnswers {
     first: u64,
@@ -22,7 +22,7 @@ pub(super) struct LateAnswers {
 }
 
 impl Ledger {
-    /// Whether a method other than those that settle deliveries need not wait for late answers; if it has to,
+    /// Whether a method, other than those that settle deliveries, may be sent without waiting for late answers. If not,
     /// [`crate::link::Event::Answered`] follows.
     pub(crate) fn may_overtake(&self, payload: &[u8]) -> bool {
         let is_behind_consumes = || {
@@ -32,7 +32,7 @@ impl Ledger {
         (is_consume(payload) && is_behind_consumes()) || self.poll_late_answers()
     }
 
-    /// Whether no late answer is still to come; if one is, [`crate::link::Event::Answered`] follows.
+    /// Whether no late answer is pending. If one is, [`crate::link::Event::Answered`] follows.
     pub(crate) fn poll_late_answers(&self) -> bool {
         let mut record = self.record.lock();
         record.awaits_late = record.has_late_answers();
@@ -63,13 +63,13 @@ impl Record {
             self.answered += 1;
             return true;
         }
-        // Only late answers, and other proofs, are still to come in front of it.
+        // The proof is early only if all pending replies before it are late answers or other proofs.
         let is_early = self.has_late_answers() && self.answered + 1 >= self.late.first;
         self.early_proofs += usize::from(is_early);
         is_early
     }
 
-    /// Counts the proofs whose replies have come before the last late answer.
+    /// Counts the proofs whose replies arrived before the late answers that are now complete.
     pub(super) fn count_early_proofs(&mut self) {
         while self.early_proofs > 0
             && let Some(_) = self.proofs.pop_front_if(|number| *number == self.answered + 1)

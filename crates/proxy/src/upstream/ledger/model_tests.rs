@@ -8,7 +8,7 @@ use super::tests::{counted, payload};
 use super::*;
 use crate::replay_buffer::ReplayTotals;
 
-/// The contract of the ledger, implemented in the plainest way.
+/// A simple model of the ledger.
 #[derive(Default)]
 struct Model {
     items: Vec<Item>,
@@ -40,7 +40,7 @@ enum Kind {
     Unconfirmed {
         asked: u64,
     },
-    /// The `confirm.select` behind these, with no-wait.
+    /// A `confirm.select` with no-wait after such messages.
     Selected {
         asked: u64,
     },
@@ -195,7 +195,7 @@ impl Run {
         out
     }
 
-    /// Publishes outside confirm mode, and perhaps begins it behind that.
+    /// Publishes outside confirm mode, and perhaps turns on confirm mode afterwards.
     fn publish_unconfirmed(&mut self, count: u64) {
         if self.below(2) == 0 {
             let frames: Vec<u8> = (0..count).flat_map(|_| self.message()).collect();

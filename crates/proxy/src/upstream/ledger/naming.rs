@@ -1,14 +1,14 @@
-//! The meaning of an empty queue name: the queue that was declared last on the channel. The broker may have made its name
-//! up, which then comes with the answer.
+//! The meaning of an empty queue name: the queue that was declared last on the channel. If the queue is server-named, its
+//! name arrives with declare-ok.
 //!
-//! A method that is answered may be sent again only while it is not, behind the declaration or with the name that has come.
-//! One with no-wait is on record at once, and what it makes may be made again much later, on a channel where an empty name
-//! means the queue of another client. So it waits for the name.
+//! A method with a reply is replayed only while the reply is pending: after the replayed declaration, or with the name that
+//! has arrived. A method with no-wait is remembered at once, and may be repeated much later, on a channel where an empty
+//! name means another client's queue. So it is not sent before the name is known.
 
 use super::{Ledger, Record};
 
 impl Ledger {
-    /// Whether no declaration of a queue is still to be answered; if one is, [`crate::link::Event::Answered`] follows.
+    /// Whether no reply to `queue.declare` is pending. If one is, [`crate::link::Event::Answered`] follows.
     pub(crate) fn poll_declarations(&self) -> bool {
         let mut record = self.record.lock();
         record.awaits_declarations = record.has_declarations();
@@ -25,5 +25,5 @@ impl Record {
     }
 }
 
-/// Class and method of `queue.declare`, as they begin a payload.
+/// Class and method id of `queue.declare`, the start of its payload.
 const DECLARE: [u8; 4] = [0, 50, 0, 10];

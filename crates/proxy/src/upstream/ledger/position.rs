@@ -1,7 +1,8 @@
-//! How far a consumer has read a stream, so that it continues there on another channel.
+//! The position of a consumer in a stream, so that it continues from there on another channel.
 //!
-//! A stream keeps what it delivers: made again as the client made it, a consumer would get everything again, or miss
-//! what was published meanwhile. Each delivery from a stream has its offset in a header, so that the next one is known.
+//! A stream keeps delivered messages. If a consumer were recreated with the client's arguments, it would receive
+//! everything again, or miss what was published meanwhile. Each delivery from a stream has its offset in a header, from
+//! which the next offset follows.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -12,19 +13,19 @@ use serde::{Deserialize, Serialize};
 /// The position of a consumer. Part of [`crate::SessionState`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum StreamPosition {
-    /// It began at the next message, at this time in seconds since 1970, and nothing was delivered.
+    /// It started at `next`, at this time in seconds since 1970, and nothing was delivered yet.
     Next(u64),
-    /// It began where the client said, if its queue is a stream, and nothing was delivered.
+    /// If its queue is a stream, it started at the offset that the client gave, and nothing was delivered yet.
     Begun,
-    /// The client is to get the message with this offset next. The queue is a stream, unless the client has asked for
-    /// no offset: messages of other queues may have the header as well, if they once were in a stream.
+    /// The offset of the next message for the client. The queue is a stream if the client gave an offset. Otherwise it
+    /// may not be: messages that once were in a stream keep the header in other queues.
     At(u64),
     /// Its queue is not a stream.
     None,
 }
 
 impl StreamPosition {
-    /// That of a new consumer with these arguments.
+    /// The position of a new consumer with these arguments.
     pub(super) fn new(arguments: &RawTable<'_>) -> Self {
         // Most have none.
         if arguments.is_empty()
@@ -32,12 +33,12 @@ impl StreamPosition {
         {
             return Self::Begun;
         }
-        // A stream is asked by the time of day, which is no clock of the session's.
+        // Stream offsets may be given as wall-clock time, which the session does not have.
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self::Next(since.as_secs())
     }
 
-    /// A message with this offset came, and was passed on to the client or withheld from it.
+    /// Records that a message with this offset arrived, and was passed on to the client or withheld.
     pub(super) fn came(&mut self, offset: u64, is_passed_on: bool) {
         match self {
             Self::None => {}
@@ -47,7 +48,7 @@ impl StreamPosition {
         }
     }
 
-    /// Returns whether it was thought to be a stream.
+    /// Records that the queue is not a stream; returns whether it was taken for one.
     pub(super) fn mark_not_stream(&mut self) -> bool {
         matches!(std::mem::replace(self, Self::None), Self::At(_))
     }
@@ -68,7 +69,7 @@ impl StreamPosition {
 /// The offset of a message from a stream, from the payload of its content header.
 #[inline]
 pub(crate) fn stream_offset(header: &[u8]) -> Option<u64> {
-    // Few have headers, and fewer this one: the others are not decoded.
+    // Few messages have headers, and fewer this one: the tables of others are not decoded.
     if !has_headers(header)? {
         return None;
     }
@@ -84,8 +85,9 @@ pub(crate) fn has_headers(header: &[u8]) -> Option<bool> {
     header.get(PROPERTY_FLAGS_AT).map(|flags| flags & HAS_HEADERS != 0)
 }
 
-/// Whether this is the text with which RabbitMQ refuses a consumer of this queue with an offset, because its type has
-/// none. A text of more than 255 bytes ends early, in three dots: then a queue matches whose name begins that way.
+/// Whether this is the text with which RabbitMQ refuses a consumer with an offset because this queue is not a stream. A
+/// text of more than 255 bytes is truncated and ends in three dots: it then matches every queue whose name starts with
+/// what is left of the name.
 pub(super) fn refuses_offset(text: &str, queue: &str) -> bool {
     let Some((_, named)) = text.split_once("invalid arg 'x-stream-offset' for queue '") else { return false };
     let whole = format!("{queue}' in vhost '");
@@ -103,7 +105,7 @@ const OFFSET: &str = "x-stream-offset";
 mod tests {
     use super::*;
 
-    /// As RabbitMQ writes it, cut as `rabbit_binary_generator` does.
+    /// RabbitMQ's text, truncated as by `rabbit_binary_generator`.
     fn refusal(queue: &str, virtual_host: &str) -> String {
         let text = format!(
             "PRECONDITION_FAILED - invalid arg 'x-stream-offset' for queue '{queue}' in vhost '{virtual_host}' of queue type rabbit_classic_queue"
@@ -117,7 +119,7 @@ mod tests {
         assert!(!refuses_offset(&refusal("queue", "/"), "q"));
         assert!(!refuses_offset(&refusal("q", "/"), "queue"));
         assert!(!refuses_offset("PRECONDITION_FAILED - unknown delivery tag 1", "q"));
-        // Cut in the name, behind it, and in the name of the vhost.
+        // Truncated in the queue's name, after it, and in the vhost's name.
         for length in 150..=255 {
             let queue = "q".repeat(length);
             let text = refusal(&queue, &"v".repeat(80));

@@ -1,8 +1,9 @@
 //! Limits of unacknowledged deliveries, as `basic.qos` sets them, and how they are set again on another channel.
 //!
-//! Brokers read the flag `global` in two ways, and their answers do not tell which. RabbitMQ 3.10 has a limit of the
-//! whole channel beside those of the consumers; RabbitMQ 4 gives each later consumer the latest limit, whatever its
-//! flag. So each consumer is made behind the limits that were in force when the client made it, in both readings.
+//! Brokers interpret the flag `global` in two ways, and their replies do not tell which. RabbitMQ 3.10 has a limit for
+//! the whole channel besides those of the consumers. RabbitMQ 4 gives each later consumer the latest limit, whatever
+//! its flag. So before each consumer is recreated, the limits are set to those in force when the client created it, in
+//! both interpretations.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,11 +11,11 @@ use serde::{Deserialize, Serialize};
 /// [`crate::SessionState`].
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PrefetchState {
-    /// The latest without the flag `global`.
+    /// The latest limit without the flag `global`.
     pub(crate) each: u16,
-    /// The latest with it.
+    /// The latest limit with the flag `global`.
     pub(crate) all: u16,
-    /// The latest of both.
+    /// The latest limit of either kind.
     latest: u16,
 }
 
@@ -25,21 +26,22 @@ impl PrefetchState {
         self.latest = prefetch_count;
     }
 
-    /// The same, which is also sent.
+    /// Applies and sends a `basic.qos`.
     fn send(&mut self, prefetch_count: u16, global: bool, qos: &mut impl FnMut(u16, bool)) {
         self.set(prefetch_count, global);
         qos(prefetch_count, global);
     }
 
-    /// Sets the limit of the whole channel as in `target`. It goes first, so that no consumer exceeds it.
+    /// Sets the limit of the whole channel to that of `target`. Called before the consumers are recreated, so that none
+    /// exceeds it.
     pub(crate) fn limit_channel(&mut self, target: Self, qos: &mut impl FnMut(u16, bool)) {
         if self.all != target.all {
             self.send(target.all, true, qos);
         }
     }
 
-    /// Sets the limits of later consumers as in `target`. A client may have changed the limit of its channel between
-    /// two consumers: then the older one is in force until the next [`Self::limit_channel`].
+    /// Sets the limits of later consumers as in `target`. If a client has changed the channel's limit between two
+    /// consumers, the older limit is in force until the next [`Self::limit_channel`].
     pub(crate) fn limit_consumers(&mut self, target: Self, qos: &mut impl FnMut(u16, bool)) {
         if self.each != target.each {
             self.send(target.each, false, qos);
@@ -68,7 +70,8 @@ mod tests {
     /// A method of a client: `basic.qos`, or `None` for a consumer.
     type Sent = Option<(u16, bool)>;
 
-    /// The limit of each consumer, and of the channel, if `global` is of the channel or of later consumers.
+    /// The limit of each consumer, and of the channel, where `global` means the channel if `of_channel`, and later
+    /// consumers otherwise.
     fn limits(sent: &[Sent], of_channel: bool) -> (Vec<u16>, u16) {
         let (mut each, mut all, mut consumers) = (0, 0, Vec::new());
         for qos in sent {
@@ -114,7 +117,7 @@ mod tests {
         let length = 5;
         for number in 0..steps.len().pow(length) {
             let digit = |place| number / steps.len().pow(place) % steps.len();
-            // Behind them consumers that the client makes later.
+            // Followed by consumers that the client creates later.
             let sent: Vec<Sent> = (0..length).map(|place| steps[digit(place)]).collect();
             let (mut again, _) = restored(&sent);
             let mut once = sent.clone();

@@ -10,14 +10,14 @@ pub(crate) enum AnswerProgress {
     Yes,
     /// Not yet; an event will follow.
     Soon,
-    /// Not yet; an event will follow once [`Ledger::prove`] has asked: nothing sent so far will bring a reply.
+    /// Not yet, and no reply to the last frames is due: an event follows only after [`Ledger::prove`].
     Asking,
 }
 
 /// The last frames sent without a reply of their own: messages, or methods with no-wait.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Unanswered {
-    /// Number of requests in front of them: the reply to the next one proves them processed.
+    /// Number of requests sent before them. The reply to the next request proves that they are processed.
     pub(super) asked: u64,
     /// The last message among them, if it will be confirmed.
     pub(super) confirm: Option<u64>,
@@ -41,7 +41,7 @@ impl Ledger {
         if is_last { AnswerProgress::Asking } else { AnswerProgress::Soon }
     }
 
-    /// The answers that have come, to requests and to messages, if more are due.
+    /// The numbers of answered requests and of confirmed messages, if more answers are due.
     pub(crate) fn answers_if_due(&self) -> Option<(u64, u64)> {
         let record = self.record.lock();
         let confirmed = record.confirms.up_to();
@@ -67,14 +67,14 @@ impl Ledger {
         record.mandatory = record.unanswered;
     }
 
-    /// Whether the broker may still send a mandatory message back. It does so before it takes the next frame of the channel,
-    /// and before it confirms the message.
+    /// Whether the broker may still return a mandatory message. It does so before it processes the channel's next frame, and
+    /// before it confirms the message.
     pub(crate) fn may_return(&self) -> bool {
         let record = self.record.lock();
         record.mandatory.is_some_and(|mandatory| !record.is_through(mandatory))
     }
 
-    /// Notifies the session if it was waiting for this. Called when the record is unlocked.
+    /// Notifies the session if `is_due`. Called after the record is unlocked.
     pub(super) fn notify(&self, is_due: bool) {
         if is_due && let Some(link) = self.link.upgrade() {
             ClientLink::notify(&link, Event::Answered);
@@ -83,8 +83,8 @@ impl Ledger {
 }
 
 impl Record {
-    /// Whether what the session waits for has come: everything has been processed, or the late answers are there, or those
-    /// to declarations. Clears the wait if so.
+    /// Whether something that the session waits for has happened: everything is processed, the late answers have arrived,
+    /// or the replies to declarations have. Clears that wait.
     pub(super) fn take_awaited(&mut self) -> bool {
         let is_through = self.awaited && self.is_quiet();
         let has_come = self.awaits_late && !self.has_late_answers();
@@ -99,7 +99,7 @@ impl Record {
         self.answered >= self.asked && self.unanswered.is_none_or(|unanswered| self.is_through(unanswered))
     }
 
-    /// Whether the broker has answered something behind these frames, or confirmed the last of them and all before it.
+    /// Whether the broker has answered a request after these frames, or confirmed the last of them and all messages before it.
     fn is_through(&self, frames: Unanswered) -> bool {
         let is_confirmed = |message| self.confirms.up_to() >= message;
         self.answered > frames.asked || frames.confirm.is_some_and(is_confirmed)

@@ -20,7 +20,7 @@ pub(super) fn payload<'m>(method: impl Into<Method<'m>>) -> Vec<u8> {
     out
 }
 
-/// This limit for each consumer.
+/// The prefetch state with this limit for each consumer.
 fn each(prefetch: u16) -> PrefetchState {
     let mut state = PrefetchState::default();
     state.set(prefetch, false);
@@ -107,7 +107,7 @@ fn confirm_select_stays_behind_messages_that_are_unproven() {
             }
             let remains = second.take();
             let left = keys(&remains.frames);
-            // Only one with an answer is sent again for that.
+            // A confirm settles a `confirm.select` with no-wait. One with a reply is sent again while the reply is pending.
             let has_select = is_confirmed && !no_wait;
             assert_eq!(left.contains(&"confirm.select".to_owned()), has_select);
             assert_eq!(left.last().unwrap(), "2");
@@ -154,7 +154,7 @@ fn an_answer_covers_the_no_wait_methods_in_front_of_it() {
 }
 
 #[test]
-fn methods_without_an_answer_do_not_gather_without_bound() {
+fn the_number_of_kept_no_wait_methods_is_bounded() {
     let ledger = ledger(MovedState::default());
     let bind = |queue: &str| payload(queue::Bind { queue, no_wait: true, ..Default::default() });
     for number in 1..=2 * UNANSWERED_MAX {
@@ -173,7 +173,7 @@ fn methods_without_an_answer_do_not_gather_without_bound() {
 }
 
 #[test]
-fn consumers_are_known_by_the_tag_that_the_broker_gave_and_forgotten_when_cancelled() {
+fn consumers_are_known_by_server_generated_tags_and_forgotten_when_cancelled() {
     let ledger = ledger(MovedState::default());
     let consume = |tag| payload(basic::Consume { consumer_tag: tag, ..Default::default() });
     for tag in ["", "cancelled", "ours", "unanswered"] {
@@ -241,7 +241,7 @@ fn thousands_of_methods_under_way_take_hardly_more_than_their_bytes() {
 }
 
 #[test]
-fn the_memory_for_many_entries_is_freed_when_they_are_over() {
+fn the_memory_for_many_entries_is_freed_when_they_are_settled() {
     let ledger = ledger(MovedState::default());
     for _ in 0..10_000 {
         ledger.messages(&message("m"), 1);
@@ -270,7 +270,7 @@ fn bytes_of_answered_methods_are_released_in_small_steps() {
 }
 
 #[test]
-fn methods_that_wait_behind_an_unconfirmed_message_do_not_gather_when_they_are_answered() {
+fn answered_methods_behind_an_unconfirmed_message_take_no_memory() {
     let replay_totals = Arc::<ReplayTotals>::default();
     let ledger = counted(&replay_totals);
     ledger.messages(&message("slow"), 1);
@@ -302,7 +302,7 @@ fn a_consumer_keeps_its_own_prefetch_behind_methods_that_are_answered() {
 }
 
 #[test]
-fn a_limit_that_is_not_answered_is_sent_again_behind_the_consumer_in_front_of_it() {
+fn an_unanswered_qos_is_sent_again_after_the_consumer_before_it() {
     let ledger = ledger(MovedState::default());
     let qos = |prefetch_count| payload(basic::Qos { prefetch_count, ..Default::default() });
     ledger.method(&qos(5), true, each(5));
@@ -315,7 +315,7 @@ fn a_limit_that_is_not_answered_is_sent_again_behind_the_consumer_in_front_of_it
 }
 
 #[test]
-fn a_refused_offset_is_that_of_the_queue_that_a_cut_text_means_unless_it_may_mean_several() {
+fn a_truncated_refusal_of_an_offset_is_ignored_if_several_queues_match() {
     let (long, other) = (format!("{}1", "q".repeat(240)), format!("{}2", "q".repeat(240)));
     let text = format!("PRECONDITION_FAILED - invalid arg 'x-stream-offset' for queue '{long}");
     let text = format!("{}...", &text[..252]);
@@ -361,7 +361,7 @@ fn no_wait_methods_remove_declarations_only_once_they_are_not_refused() {
         let (_link, ledger, topologies) = with_a_declarer();
         ledger.method(method, false, PrefetchState::default());
         assert!(topologies.bytes() > 0);
-        assert!(ledger.is_unproven().0, "nobody would ask");
+        assert!(ledger.is_unproven().0, "no proof would be requested");
         drop(ledger.take());
         assert!(topologies.bytes() > 0, "the channel was closed");
 

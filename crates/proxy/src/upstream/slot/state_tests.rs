@@ -33,7 +33,7 @@ const CLOSE_OK: &str = "close-ok";
 const PEER_CLOSES: &str = "the broker closes it";
 const ANSWER: &str = "a reply or confirm";
 const ENDS: &str = "the connection ends";
-/// Events for which the table has no line: the session sends something, and time passes.
+/// Events without a row in the table: the session sends something, and time passes.
 const SENDS: &str = "the session sends something";
 const TIME: &str = "time passes";
 
@@ -63,7 +63,7 @@ const CHANNELS_SHARED: u16 = 3;
 const AGE_MAX: Duration = Duration::from_secs(30);
 const IDLE: Duration = Duration::from_secs(20);
 
-/// A session's use of a channel.
+/// A session that uses a channel.
 struct User {
     ledger: Arc<Ledger>,
     is_confirming: bool,
@@ -143,7 +143,7 @@ impl World {
         let count = |is: fn(&Slot) -> bool| state.slots.iter().filter(|slot| is(slot)).count();
         let (free, resting) =
             (count(|slot| matches!(slot, Slot::Free)), count(|slot| matches!(slot, Slot::IdleChannels(_))));
-        assert_eq!((state.free.len(), state.resting.len()), (free, resting), "free and resting ones");
+        assert_eq!((state.free.len(), state.resting.len()), (free, resting), "free and resting channels");
         assert_eq!(state.in_use, state.slots.len() - free - resting, "channels in use");
         let opening = count(|slot| match slot {
             Slot::Leased(lease) => lease.opening,
@@ -154,7 +154,7 @@ impl World {
         for answer in &self.peer.answers {
             let rests =
                 matches!(state.slots.get(usize::from(answer.channel) - 1), Some(Slot::IdleChannels(_)));
-            // P5. Only the broker itself may end its rest.
+            // P5: a channel rests only if no reply is due; only `channel.close` from the broker may follow.
             assert!(!rests || answer.name == "channel.close", "{} is due, and it rests", answer.name);
         }
     }
@@ -169,7 +169,7 @@ impl World {
             let (from, to, is_it) =
                 (before[at], after[at], number.is_none_or(|number| usize::from(number) == at + 1));
             let cause = match cause {
-                // One lease closes the channels that rest and that it may not have.
+                // A lease also closes resting channels that are too old for it.
                 LEASE if !is_it && from == "resting" && to == "closing" => self.why_closed(at as u16 + 1),
                 LEASE if !is_it && from == "settling" && to == "closing" => NEEDED,
                 _ if is_it => cause,
@@ -193,12 +193,12 @@ impl World {
 
     fn note(&mut self, from: &'static str, cause: &'static str, to: &'static str) {
         if cause == RESTED && from == to {
-            // It has not rested for so long: checked where the event happens.
+            // Whether it has rested long enough is checked where the event happens.
             return;
         }
         match self.table.get(&(from, cause)) {
             Some(next) => assert!(next.contains(&to), "{cause} has turned {from} into {to}"),
-            // A broad event that leaves this number alone.
+            // An event of the whole connection that does not affect this number.
             None => assert_eq!(from, to, "{cause}"),
         }
         self.seen.insert((from, cause, to));
@@ -208,7 +208,7 @@ impl World {
         if self.now >= self.opened_at[&number] + AGE_MAX { TOO_OLD } else { NEEDED }
     }
 
-    /// Does something; returns the number that it concerns, or none if it may concern all, and the event.
+    /// Performs a random event; returns the channel number that it concerns, or `None` if it may concern all, and the event.
     fn act(&mut self) -> Option<(Option<u16>, &'static str)> {
         match self.random.below(100) {
             0..25 => Some(self.lease()),
@@ -273,7 +273,7 @@ impl World {
         self.next_id += 1;
         let lease = Lease::new(self.link.clone(), ledger.clone(), self.next_id, 1, self.now);
         let Placed::On(leased) = upstream.lease(lease, is_confirming, Role::General, true) else {
-            // Nothing was leased, but a channel may have been closed to make room.
+            // Nothing was leased, but a channel may have been closed to free a number.
             upstream.give_up_overdue(Role::General, self.now);
             return (Some(0), LEASE);
         };
@@ -327,7 +327,7 @@ impl World {
             "channel.close" => PEER_CLOSES,
             _ => ANSWER,
         };
-        // The session has learned of the end; it has to release the channel only if close-ok is its own to send.
+        // The session has learned of the close. It has to release the channel only if it still has to send close-ok.
         if matches!(self.states()[usize::from(number) - 1], "free" | "closing") {
             self.users.remove(&number);
         }

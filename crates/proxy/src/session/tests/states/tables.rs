@@ -36,7 +36,7 @@ pub(super) enum Cause {
     Qos,
     /// A consumer that may be on a shared connection.
     Consume,
-    /// One that needs the client's own.
+    /// A consumer that needs the client's own connection.
     Own,
     Select,
     Close,
@@ -49,7 +49,7 @@ pub(super) enum Cause {
     Answer,
     PeerCloses,
     Lost,
-    /// Lost for a fault of one of the clients.
+    /// The connection is lost because of a fault of one of the clients.
     Faulted,
 }
 
@@ -97,7 +97,7 @@ pub(super) const MESSAGES: &[(MessageState, Cause, &[MessageState])] = &[
     (ClosingHalf, Faulted, &[Gone]),
 ];
 
-/// All transitions of a side, of a channel that stays. One event may lead over several lines of the table in `channel`.
+/// All transitions of a side of a channel that stays. One event may combine several transitions of the table in `channel`.
 pub(super) const SIDES: &[(PlacementState, Cause, &[PlacementState])] = &[
     (Unplaced, EmptyHeader, &[Waiting, WaitingOwn, Placed, PlacedOwn]),
     (Unplaced, LargeHeader, &[WaitingOwn, PlacedOwn]),
@@ -133,7 +133,7 @@ pub(super) const SIDES: &[(PlacementState, Cause, &[PlacementState])] = &[
     (Placed, Ready, &[Unplaced, ClosingSide]),
     (Placed, Answer, &[Unplaced, Leaving, ClosingSide]),
     (PlacedOwn, Answer, &[ClosingSide]),
-    // A closing channel had still to send methods behind the messages of a closed one.
+    // A closing channel still had methods to send after the messages of a closed channel.
     (Placed, Confirm, &[ClosingSide]),
     (PlacedOwn, Confirm, &[ClosingSide]),
     (PlacedOwn, PeerCloses, &[ClosingSide]),
@@ -153,10 +153,10 @@ pub(super) const SIDES: &[(PlacementState, Cause, &[PlacementState])] = &[
     (ClosingSide, Faulted, &[Waiting, WaitingOwn]),
 ];
 
-/// Lines of [`MESSAGES`] that happen too seldom to be met in each run.
+/// Transitions of [`MESSAGES`] that are too rare to occur in each run.
 pub(super) const RARE_MESSAGES: &[(MessageState, Cause, MessageState)] = &[(ClosingHalf, Faulted, Gone)];
 
-/// Lines of [`SIDES`] that happen too seldom to be met in each run.
+/// Transitions of [`SIDES`] that are too rare to occur in each run.
 pub(super) const RARE: &[(PlacementState, Cause, PlacementState)] = &[
     (Unplaced, Consume, Placed),
     (Unplaced, Answer, WaitingOwn),
