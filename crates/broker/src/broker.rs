@@ -228,7 +228,7 @@ impl Broker {
         vhosts.entry_ref(name).or_insert_with(new).clone()
     }
 
-    /// Starts to store durable objects and messages. Everything that exists already has been read from the store.
+    /// Starts to store durable objects and messages. All existing ones have been read from the store.
     pub(crate) fn keep(&self, store: &Arc<Store>) {
         let vhosts = self.vhosts.write();
         let _ = self.store.set(store.clone());
@@ -293,7 +293,7 @@ impl Broker {
                 return;
             }
             let Some(queue) = self.deadlines.take_awaiting_capacity() else { return };
-            sent += queue.dead_letter_some(now);
+            sent += queue.continue_dead_lettering(now);
             if work::is_turn_over() {
                 return;
             }

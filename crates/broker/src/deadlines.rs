@@ -16,7 +16,7 @@ pub(crate) struct Deadlines {
     due: Mutex<BTreeMap<(Timestamp, u64), Weak<Queue>>, { Rank::Leaf as u8 }>,
     /// The earliest deadline, in milliseconds; `u64::MAX` if there is none.
     earliest: AtomicU64,
-    /// Queues for [`Queue::dead_letter_some`], in order.
+    /// Queues for [`Queue::continue_dead_lettering`], in order.
     awaiting_capacity: Mutex<VecDeque<Weak<Queue>>, { Rank::Leaf as u8 }>,
     capacity: Arc<AwaitedCapacity>,
 }
@@ -55,13 +55,13 @@ impl Deadlines {
         }
     }
 
-    /// Adds a queue for [`Queue::dead_letter_some`].
+    /// Adds a queue for [`Queue::continue_dead_lettering`].
     pub(crate) fn await_capacity(&self, queue: Weak<Queue>) {
         self.awaiting_capacity.lock().push_back(queue);
         self.capacity.wake_timer();
     }
 
-    /// Removes and returns the next of these queues.
+    /// Removes and returns the next queue for [`Queue::continue_dead_lettering`].
     pub(crate) fn take_awaiting_capacity(&self) -> Option<Arc<Queue>> {
         let mut queues = self.awaiting_capacity.lock();
         std::iter::from_fn(|| queues.pop_front()).find_map(|queue| queue.upgrade())

@@ -235,18 +235,22 @@ mod tests {
         let rewritten = inspected.rewritten.unwrap();
         let left = Properties::decode(&rewritten).unwrap().headers.unwrap().decode();
         assert_eq!(left.iter().map(|(name, _)| name).collect::<Vec<_>>(), ["CC", "x"]);
-        assert_eq!(without_blind_copies(&bytes), rewritten, "nor does a returned message tell them");
-        assert_eq!(without_blind_copies(&rewritten), rewritten, "nothing else is touched");
+        assert_eq!(
+            without_blind_copies(&bytes),
+            rewritten,
+            "a returned message does not contain them either"
+        );
+        assert_eq!(without_blind_copies(&rewritten), rewritten, "nothing else is changed");
     }
 
     #[test]
-    fn copies_that_are_no_array_are_refused() {
+    fn copies_that_are_not_an_array_are_refused() {
         let headers: FieldTable = [("CC", FieldValue::text("c"))].into_iter().collect();
         let headers = headers.encode();
         let properties = Properties::default().with_headers(RawTable::check(&headers).unwrap());
         let refused = "invalid message: {unacceptable_type_in_header,\"CC\",longstr}";
         assert_eq!(refusal(properties), refused);
-        assert_eq!(refusal(properties.with_delivery_mode(7)), refused, "they are looked at first");
+        assert_eq!(refusal(properties.with_delivery_mode(7)), refused, "they are checked first");
     }
 
     #[test]

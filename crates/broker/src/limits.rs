@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tally_stops_at_its_limit_and_gives_places_back() {
+    fn a_tally_stops_at_its_limit_until_others_leave() {
         let tally = Tally::default();
         assert_eq!(
             (tally.enter(Some(2)), tally.enter(Some(2)), tally.enter(Some(2))),

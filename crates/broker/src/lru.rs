@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_values_used_last_are_at_hand() {
+    fn the_most_recently_used_values_are_cached() {
         let mut recent = LruList::default();
         // Whether the value had to be created.
         let mut is_new = |value: usize| {

@@ -144,7 +144,7 @@ impl Paging {
     /// Enables paging to the disk of this store.
     pub(crate) fn keep(&self, store: &Arc<Store>) {
         let _ = self.store.set(store.clone());
-        // The threads that have restored messages may not change anything any more.
+        // The threads that restored messages may have no further change to report.
         self.compare_with_watermark(self.resident.exact());
     }
 
@@ -210,7 +210,8 @@ impl Paging {
         let has_capacity =
             resident.is_some_and(|reported| reported.before > self.limit() && reported.now <= self.limit());
         if paid || has_capacity {
-            // Exactly one thread sees each edge; a later waiter sees the counts that this thread has set.
+            // Exactly one thread sees each crossing of the limit; a waiter that registers later sees the counts set by
+            // that thread.
             let waiting = self.for_capacity.lock().take();
             waiting.wake();
             if paid && self.sweep.is_wanted() {
@@ -281,14 +282,14 @@ impl Paging {
         self.wake();
     }
 
-    /// Frees the memory of messages that nobody can see any more. Very many are left to the callers of [`Broker::page`], if
+    /// Frees the memory of messages that have left their queue. Very many are left to the callers of [`Broker::page`], if
     /// there is a store: a million would block a client's thread for a tenth of a second.
     pub(crate) fn free(&self, messages: ReadyStore) {
         if self.waker.is_some() && self.store().is_some() && messages.len() > FREED_AT_ONCE {
             self.to_free.lock().push(messages);
             self.wake();
         } else {
-            // Before it is done, so that others are looked after meanwhile if that is long.
+            // Charged before the work, so that other tasks get their turn first if it is long.
             work::charge(FREED_MESSAGE, messages.len());
         }
     }
@@ -344,7 +345,7 @@ fn change(sum: &AtomicU64, before: u64, now: u64) -> u64 {
 
 /// Messages freed by the thread that has purged or deleted their queue: a fraction of a millisecond.
 const FREED_AT_ONCE: usize = 1024;
-/// Nanoseconds charged for each of them.
+/// Nanoseconds charged for each freed message.
 const FREED_MESSAGE: u32 = 100;
 /// The list of long queues is not checked for deleted ones below this length.
 const MAX_LONG_QUEUES: usize = 64;

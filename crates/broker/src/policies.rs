@@ -53,8 +53,8 @@ pub(crate) struct PolicyTable {
     operator: Ranking,
 }
 
-/// Policies in descending order of priority, and those of the same priority in the order of their names: which one is in
-/// effect depends on nothing that a restart forgets.
+/// Policies in descending order of priority, and those of equal priority ordered by name, so that a restart does not
+/// change which one is in effect.
 #[derive(Clone, Default)]
 struct Ranking(Vec<Arc<Policy>>);
 
@@ -147,7 +147,9 @@ impl Policy {
             ApplyTo::QueuesOf(meant) => meant == kind,
             ApplyTo::Streams | ApplyTo::Exchanges => false,
         };
-        is_meant && self.definition.suits(kind, queue.compatibility()) && self.pattern.matches(queue.name())
+        is_meant
+            && self.definition.applies_to(kind, queue.compatibility())
+            && self.pattern.matches(queue.name())
     }
 
     fn applies_to_exchange(&self, name: &str) -> bool {

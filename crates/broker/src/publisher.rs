@@ -61,8 +61,8 @@ pub struct Flushed {
     /// The backlog of unwritten messages exceeds its limit: the session accepts no more publishes until
     /// [`VirtualHost::wait_for_capacity`] wakes it.
     pub full: bool,
-    /// A queue whose backlog grows though its consumers could take more, after a turn's messages for it: the session accepts no
-    /// more publishes until that [wakes it](ThrottledPublisher::wait).
+    /// Set if the publisher has used up its credit of a queue whose backlog grows although consumers could take more. The
+    /// session accepts no more publishes until it [is woken](ThrottledPublisher::wait).
     pub hold: Option<Box<ThrottledPublisher>>,
     /// The turn was over before all queues had their messages ([`sync::work`]). Nothing is reported, and the
     /// session has to flush again in its next turn, before it processes anything more from its client.
@@ -107,7 +107,7 @@ pub struct Publisher {
     now: Timestamp,
     /// Messages that went through the exchange of the last route and have not been counted there yet.
     through: ExchangeCounts,
-    /// Sizes of messages that have not been counted yet; `None` if metrics do not tell sizes.
+    /// Sizes of messages that have not been counted yet; `None` if the metrics do not include sizes.
     sizes: Option<Box<SizesOfBatch>>,
     front_end: FrontEnd,
     /// The number of its client's session, if there is one.
@@ -137,8 +137,8 @@ struct ExchangeCounts {
 struct Route {
     /// The name that the exchange shares with all publishers.
     exchange: ExchangeName,
-    /// A copy of it, once the route is busy: each message counts references to its name, and others would count theirs in
-    /// the same place.
+    /// A copy of the name, once the route is busy. Each message holds a reference to the name, and concurrent publishers
+    /// would contend for one shared reference count.
     own_exchange: OnceLock<ExchangeName>,
     /// The counters of the exchange.
     flow: Arc<ExchangeFlow>,
@@ -273,7 +273,8 @@ impl Publisher {
         self.follow(route, publish, &inspected)
     }
 
-    /// Checks and routes a message. `answerable` is set to its properties with the publisher's reply queue, if they ask for it.
+    /// Checks and routes a message. `answerable` is set to its properties with the publisher's reply queue inserted, if
+    /// reply_to is [`crate::REPLY_QUEUE`].
     fn find<'p>(
         &mut self,
         publish: Publish<'p>,
@@ -345,7 +346,7 @@ impl Publisher {
             if !self.is_tracer {
                 self.through.published += 1;
             }
-            // A reply to a requester that has gone may count although there is no queue.
+            // A reply to a departed requester may count as routed although there is no queue.
             if !self.is_tracer && !route.counts {
                 self.vhost.metrics().messages_unroutable.add(1);
                 self.published().unroutable.add(1);
@@ -388,7 +389,7 @@ impl Publisher {
         without: &[Box<str>],
         now: Timestamp,
     ) -> Result<(bool, Flushed, Vec<Share>), BrokerError> {
-        debug_assert!(self.batch.is_empty(), "what came before is flushed");
+        debug_assert!(self.batch.is_empty(), "earlier publishes are flushed");
         self.now = now;
         let matched = if without.is_empty() {
             self.shares = Some(Vec::new());
@@ -404,7 +405,7 @@ impl Publisher {
         matched.map(|matched| (matched, flushed, shares))
     }
 
-    /// Publishes along a route of its own, which is not cached.
+    /// Publishes to a route without some queues, which is not cached.
     fn publish_without(
         &mut self,
         publish: Publish<'_>,
@@ -653,8 +654,8 @@ const MAX_BATCH: usize = 256;
 /// Most bytes of their bodies.
 const MAX_BATCH_BYTES: usize = 1 << 20;
 
-/// Most queue entries that a batch leads to: handing it over before another operation takes at most a
-/// millisecond, except for a single message that has more queues than this.
+/// Most queue entries that result from a batch: handing it over then takes at most a millisecond, except for a single
+/// message with more queues than this.
 const MAX_BATCH_PLACES: usize = 16 * 1024;
 
 /// Nanoseconds charged for looking up a route.

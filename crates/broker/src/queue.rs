@@ -1,9 +1,9 @@
 //! Queues: ready messages in order, consumers in turn, and counts.
 //!
-//! A queue has one lock, held for a batch of messages at a time. Consumers are called under it, and so is the
-//! store (ARCHITECTURE.md, "Lock order"). Effects outside of the queue (dead letters, the queue's own deletion)
-//! Effects outside of the queue (dead letters, the queue's own deletion) follow after the lock is released. Dead letters
-//! are queued under it, and one thread at a time sends them, so that they leave in order.
+//! A queue has one lock, held for a batch of messages at a time. Consumers are called under it, and so is the store
+//! (ARCHITECTURE.md, "Lock order"). Effects outside of the queue (dead letters, the queue's own deletion) follow after
+//! the lock is released. Dead letters are queued under it, and one thread at a time sends them, so that they leave in
+//! order.
 
 mod consumers;
 mod credit;
@@ -428,7 +428,7 @@ impl Queue {
         state.retry_paging(now);
         let dead_letters = self.arguments.load().dead_lettering.is_some();
         if dead_letters && state.next_expiry().is_some_and(|expiry| expiry <= now) {
-            self.dead_letter_later(&mut state);
+            self.schedule_dead_lettering(&mut state);
         }
         if !(dead_letters && state.awaits_capacity) {
             // Consumers may have been waiting for messages behind the expired ones.
@@ -440,9 +440,9 @@ impl Queue {
         dropped
     }
 
-    /// Schedules a [continuation](Self::dead_letter_some) for when the store has capacity. A deleted queue stays alive
-    /// until its dead letters are sent.
-    fn dead_letter_later(&self, state: &mut QueueState) {
+    /// Schedules [`Self::continue_dead_lettering`] for when the store has capacity. A deleted queue stays alive until its
+    /// dead letters are sent.
+    fn schedule_dead_lettering(&self, state: &mut QueueState) {
         if !std::mem::replace(&mut state.awaits_capacity, true) {
             self.context.deadlines.await_capacity(self.this.clone());
         }
@@ -454,13 +454,13 @@ impl Queue {
     /// Sends some of its dead letters that no thread is sending, or drops some of the messages that have expired or exceed
     /// its limits, and serves its consumers. The broker calls this again until everything is done. Returns the number of
     /// dead letters.
-    pub(crate) fn dead_letter_some(&self, now: Timestamp) -> usize {
+    pub(crate) fn continue_dead_lettering(&self, now: Timestamp) -> usize {
         let mut effects = Effects::default();
         let mut state = self.state.lock();
         state.awaits_capacity = false;
         if state.has_dead_letters() || state.has_many_dead_letters() {
             // Drop messages after the dead letters.
-            self.dead_letter_later(&mut state);
+            self.schedule_dead_lettering(&mut state);
             drop(state);
             return self.send_dead_letters(0, now);
         }
@@ -468,7 +468,7 @@ impl Queue {
             || state.trim(&self.arguments.load(), &mut effects) && state.pump(now, &mut effects);
         let waiting = if is_done { state.take_waiting() } else { WaitList::default() };
         if !is_done {
-            self.dead_letter_later(&mut state);
+            self.schedule_dead_lettering(&mut state);
         }
         let dropped = effects.dead.len();
         self.finish_in_turn(state, effects, now);
@@ -517,7 +517,7 @@ impl Queue {
         if let Some(passed) = passed.last_read()
             && let Some(home) = self.context.home.upgrade()
         {
-            home.queue_has_passed(passed);
+            home.add_counts_of_deleted_queue(passed);
         }
         drop(state);
         waiting.wake();

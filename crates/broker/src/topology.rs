@@ -89,7 +89,7 @@ pub(crate) struct Routes {
     pub(crate) queues: Vec<Arc<Queue>>,
     /// Whether other headers might have led to other queues.
     pub(crate) by_headers: bool,
-    /// Whether the next message with the same keys and headers may be led to others.
+    /// Whether the next message with the same keys and headers may be routed to other queues.
     pub(crate) by_message: bool,
 }
 
@@ -246,8 +246,7 @@ impl Topology {
     pub(crate) fn insert_queue(&mut self, queue: Arc<Queue>) {
         debug_assert!(!self.is_closed, "the virtual host is deleted");
         let name = queue.name().clone();
-        // If one is being deleted and has not lost its name yet, it loses it now, together with the entries stored under
-        // that name.
+        // If a queue with this name is being deleted, it loses its name now, together with the entries stored under that name.
         let displaced = self.queue_names.get(&*name).map(|&slot| &self.queues[slot as usize].queue);
         if let Some(recorder) = &self.recorder {
             match queue.number() {
@@ -357,7 +356,7 @@ impl Topology {
         limit: usize,
         doomed: &mut Vec<Destination>,
     ) -> (usize, bool) {
-        // One walk for all of them: that through `outgoing` begins with the places of all that have been removed before.
+        // Collected in one walk: each walk through `outgoing` first passes the buckets of all bindings removed before.
         let next: Vec<u32> = match what.slot() {
             (false, slot) => self.queues[slot as usize].incoming.iter().rev().take(limit).copied().collect(),
             (true, slot) => {
@@ -366,7 +365,7 @@ impl Topology {
             }
         };
         let before = self.bindings.len();
-        // A binding of an exchange to itself may be there twice.
+        // A binding of an exchange to itself may be listed twice.
         next.iter().for_each(|id| self.remove_binding(*id, doomed));
         let removed = before - self.bindings.len();
         if next.len() == limit {

@@ -427,7 +427,7 @@ impl VirtualHost {
             let mut topology = self.topology.write();
             let mut more = Vec::new();
             let (bindings, done) = topology.delete_in_steps(what, DELETE_CHUNK, &mut more);
-            // So that others are looked after meanwhile if that is long.
+            // Charged so that other tasks get their turn if the removal is long.
             work::charge(DELETED_BINDING, bindings);
             self.topology_changed();
             // Fair unlocking; otherwise this thread would finish the next chunk before a waiting publisher
@@ -474,7 +474,7 @@ mod tests {
     use crate::{Broker, BrokerConfig};
 
     #[test]
-    fn the_default_exchange_is_shown_without_a_look_at_the_others() {
+    fn the_default_exchange_is_viewed_without_locking_the_topology() {
         let vhost = Broker::new(BrokerConfig::default()).vhost("/").unwrap();
         let (sender, answer) = mpsc::sync_channel(1);
         let changing = vhost.topology.write();

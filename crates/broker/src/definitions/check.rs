@@ -1,4 +1,4 @@
-//! Looks for mistakes in definitions without a broker to load them into.
+//! Checks definitions without the broker that will load them.
 
 use std::collections::HashSet;
 
@@ -12,10 +12,10 @@ use crate::time::Timestamp;
 use crate::users::{UserLimits, UserSpec};
 
 impl Definitions {
-    /// Looks for a mistake that keeps every broker that follows `release` from loading them, whatever it has already. The
-    /// broker may have the users and virtual hosts that an entry names, and the file does not define. It may have the queues
-    /// and exchanges, too, of which a load does not look at the arguments then: queues, exchanges and bindings are not checked
-    /// ([`Definitions::check_beside`] does).
+    /// Checks for mistakes because of which no broker that follows `release` could load the definitions, whatever it contains
+    /// already. The broker may have users and virtual hosts that entries refer to and the file does not define. Queues,
+    /// exchanges and bindings are not checked, because the arguments of existing ones are ignored by a load;
+    /// [`Definitions::check_beside`] checks them.
     ///
     /// # Errors
     /// The first such mistake.

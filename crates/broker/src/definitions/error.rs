@@ -33,7 +33,7 @@ pub(super) enum EntryError {
     VirtualHostLimit,
     /// `vhost-limits` under another name than `limits`.
     LimitsName(String),
-    /// A default queue type that there are no queues of, such as `stream`.
+    /// A default queue type that is not supported, such as `stream`.
     DefaultQueueType(String),
     /// The store has an entry of an unknown form.
     Unreadable,

@@ -1,5 +1,5 @@
-//! The objects of a broker as they concern a definitions file that its next start is to load. Another process, which cannot
-//! read the data directory yet, finds by them whether that will succeed.
+//! The existing objects of a broker, as far as they affect the loading of a definitions file. During an upgrade, the new
+//! process cannot read the data directory yet, and uses them to check whether the broker will load its definitions.
 
 use std::sync::Arc;
 
@@ -17,8 +17,8 @@ use crate::compatibility::Compatibility;
 use crate::time::Timestamp;
 
 impl Broker {
-    /// The names of what the broker will have after a restart, and the limits of its virtual hosts, as sections of a
-    /// definitions file. Queues and exchanges that may go with their last consumer or binding are left out.
+    /// The names of the objects that the broker will have after a restart, and the limits of its virtual hosts, as
+    /// sections of a definitions file. Excludes auto-delete queues and exchanges.
     pub fn existing(&self) -> Map<String, Value> {
         let users = self.definitions_of(Section::Users, &[]).into_iter();
         let users =
@@ -61,8 +61,8 @@ impl Broker {
 const LISTED: u32 = 1_000;
 
 impl Definitions {
-    /// Looks for a mistake that keeps a broker that follows `release`, and has what is `existing` ([`Broker::existing`]), from
-    /// loading them. `first` are loaded before them, if there are any.
+    /// Checks whether a broker that follows `release` and has the `existing` objects ([`Broker::existing`]) can load these
+    /// definitions, after loading `first`, if any.
     ///
     /// # Errors
     /// The first such mistake.
@@ -81,7 +81,7 @@ impl Definitions {
     }
 }
 
-/// A broker that has what is `existing`.
+/// A broker with the `existing` objects.
 fn broker_with(existing: &DefinitionsFile, release: Compatibility) -> Result<Arc<Broker>, DefinitionsError> {
     let broker = Broker::new(BrokerConfig { defaults: false, compatibility: release, ..Default::default() });
     let now = Timestamp::default();
@@ -94,7 +94,7 @@ fn broker_with(existing: &DefinitionsFile, release: Compatibility) -> Result<Arc
     let load = |file: &DefinitionsFile| {
         broker.load_all_but_topology(
             file,
-            // They were accepted before.
+            // Existing definitions were accepted before, perhaps by another release.
             None,
             PolicyTrial::Omitted,
             now,
@@ -102,14 +102,14 @@ fn broker_with(existing: &DefinitionsFile, release: Compatibility) -> Result<Arc
         )
     };
     load(&before)?;
-    // One that this release would not declare is there all the same, and a mistake of none of the entries to be checked.
+    // An existing queue or exchange that this release would refuse is not an error of the entries to be checked.
     for queue in &existing.queues {
         let _ = broker.vhost(&queue.vhost).map(|vhost| declare_queue(&vhost, queue, now));
     }
     for exchange in &existing.exchanges {
         let _ = broker.vhost(&exchange.vhost).map(|vhost| declare_exchange(&vhost, exchange));
     }
-    // Behind the queues, of which there may be more than a limit that was set later.
+    // Loaded after the queues, whose number may exceed a limit that was set later.
     load(&limits)?;
     Ok(broker)
 }

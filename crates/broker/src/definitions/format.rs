@@ -38,7 +38,7 @@ pub(super) const SECTIONS: [&str; 10] = [
     "bindings",
 ];
 
-/// Keys that are not sections: they tell where a file comes from, or describe a single virtual host.
+/// Keys that are not sections: they name the origin of the file, or describe a single virtual host.
 const REMARKS: [&str; 13] = [
     "rabbit_version",
     "rabbitmq_version",
@@ -68,7 +68,7 @@ pub(super) struct Vhost {
     /// The type of queues that are declared without one; `None` for classic queues.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) default_queue_type: Option<String>,
-    /// `None` leaves it as it is; operators have to lift the protection first.
+    /// `None` leaves it unchanged. Operators have to lift the protection before a deletion.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) protected_from_deletion: Option<bool>,
     /// Switches tracing on or off, as in RabbitMQ. It lasts until the broker stops, and is not stored.
@@ -78,7 +78,7 @@ pub(super) struct Vhost {
 
 impl Vhost {
     /// The kind of queues that are declared without one (RabbitMQ, "Virtual Hosts", "Default Queue Type"). RabbitMQ 3.10
-    /// ignores the key, and so types that there are none of.
+    /// ignores the key, and with it unknown types.
     pub(super) fn default_queue_kind(&self, release: Option<Compatibility>) -> Result<QueueKind, EntryError> {
         match self.default_queue_type.as_deref() {
             // RabbitMQ writes `undefined` if none was set.
@@ -124,7 +124,7 @@ impl From<VhostEntry> for Vhost {
     }
 }
 
-/// A string that is there.
+/// A string that must not be `null`.
 fn text<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
     String::deserialize(from).map(Some)
 }
@@ -152,7 +152,8 @@ pub(super) struct User {
     pub(super) password_hash: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) hashing_algorithm: Option<String>,
-    /// In clear text, which RabbitMQ accepts too; never written. `null` is refused, as there: it would erase a password.
+    /// In clear text, which RabbitMQ accepts as well; never written. `null` is refused, as in RabbitMQ, because it would
+    /// erase the password.
     #[serde(skip_serializing, default, deserialize_with = "text")]
     pub(super) password: Option<String>,
     #[serde(default)]

@@ -27,12 +27,13 @@ use crate::time::Timestamp;
 use crate::users::{GUEST, PasswordHash, UserLimits, UserSpec};
 use crate::vhost::{Binding, ExchangeDeclare, QueueDeclare, VirtualHost};
 
-/// Whether the pattern of a policy is tried on the names that it may apply to, before it is set.
+/// Whether a policy's pattern is tested on the existing names before the policy is set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PolicyTrial {
-    /// It is, and refused if it takes too many steps.
+    /// Test it, and refuse the policy if matching takes too many steps.
     Required,
-    /// It comes with much else, or was accepted before: such a pattern does not match.
+    /// Do not test it, for bulk loads and definitions that were accepted before. A pattern that takes too many steps
+    /// does not match.
     Omitted,
 }
 
@@ -65,7 +66,7 @@ impl ChangedPolicies {
 }
 
 impl Broker {
-    /// Loads definitions. Returns what that has made and changed.
+    /// Loads definitions. Returns what was created and changed.
     ///
     /// # Errors
     /// The first entry that cannot be loaded, and the reason. The entries before it have been loaded.
@@ -77,7 +78,7 @@ impl Broker {
         self.load_as(&definitions.file, Some(self.compatibility()), PolicyTrial::Omitted, now)
     }
 
-    /// Loads a definition that somebody has just written: a policy must suit the names that there are.
+    /// Loads a definition that an operator sets: a policy's pattern is tested on the existing names.
     pub(crate) fn load_tried(
         &self,
         definitions: &Definitions,
@@ -86,7 +87,7 @@ impl Broker {
         self.load_as(&definitions.file, Some(self.compatibility()), PolicyTrial::Required, now).map(drop)
     }
 
-    /// Loads definitions that this release accepts; `None` if they were accepted before, perhaps following another one.
+    /// Loads definitions that `release` has to accept; `None` if they were accepted before, perhaps by another release.
     pub(super) fn load_as(
         &self,
         file: &DefinitionsFile,
@@ -131,7 +132,7 @@ impl Broker {
                     overwritten.push(user.name.clone());
                 }
                 let existed = self.has_user(&user.name);
-                self.keep_entry(Section::Users, &[&user.name], &user.at_rest(spec.password.as_ref()))?;
+                self.keep_entry(Section::Users, &[&user.name], &user.as_stored(spec.password.as_ref()))?;
                 self.put_user(spec);
                 Ok(made_unless(existed))
             },
@@ -146,7 +147,7 @@ impl Broker {
                 let kind = vhost.default_queue_kind(release)?;
                 let existed = self.vhost(&vhost.name).is_some();
                 let added = self.add_vhost(&vhost.name);
-                self.keep_entry(Section::VirtualHosts, &[&vhost.name], &self.at_rest(vhost, kind))?;
+                self.keep_entry(Section::VirtualHosts, &[&vhost.name], &self.as_stored(vhost, kind))?;
                 added.set_default_queue_kind(kind);
                 if let Some(traced) = vhost.tracing {
                     added.set_traced(traced);
@@ -170,9 +171,9 @@ impl Broker {
         })
     }
 
-    /// The virtual host as it is stored: with the protection from deletion that it has already, unless the entry says
-    /// otherwise, and with a default queue type that any release accepts.
-    fn at_rest(&self, vhost: &Vhost, kind: QueueKind) -> Vhost {
+    /// The virtual host as it is stored: with its current protection from deletion, unless the entry changes it, and
+    /// with a default queue type that every release accepts.
+    fn as_stored(&self, vhost: &Vhost, kind: QueueKind) -> Vhost {
         let before = self.definition(Section::VirtualHosts, &[&vhost.name]);
         let before = before.and_then(|before| before.get("protected_from_deletion")?.as_bool());
         let protected_from_deletion = vhost.protected_from_deletion.or(before);
@@ -235,7 +236,7 @@ impl Broker {
         let mut changed = ChangedPolicies { trial, vhosts: BTreeMap::new() };
         let result = self.load_parameters(file, release, &mut changed, loaded);
         let result = result.and_then(|()| self.load_policies(file, release, &mut changed, loaded));
-        // Also after an error: the entries before it have been loaded.
+        // Applied even after an error, because the entries before it have been loaded.
         changed.apply(now);
         result
     }
@@ -369,8 +370,8 @@ fn each<T>(
 }
 
 impl User {
-    /// The user as it is stored: with the hash in place of the password.
-    fn at_rest(&self, hash: Option<&PasswordHash>) -> Self {
+    /// The user as it is stored: with the hash instead of the password.
+    fn as_stored(&self, hash: Option<&PasswordHash>) -> Self {
         let (password_hash, hashing_algorithm) = hash
             .map(PasswordHash::write)
             .map_or_else(Default::default, |(hash, by)| (hash, Some(by.to_owned())));
@@ -418,7 +419,7 @@ fn set_parameter(
             let policy = policy_of(&entry.name, &body, definition)?;
             changed.put(vhost, policy, VirtualHost::put_operator_policy)?;
         }
-        // One entry holds all limits: a second one would replace them, and remove them when it is deleted.
+        // One entry contains all limits. A second one would replace them, and remove them when it is deleted.
         "vhost-limits" if entry.name != "limits" => {
             return Err(EntryError::LimitsName(entry.name.clone()));
         }
@@ -454,7 +455,8 @@ fn policy_of(name: &str, body: &PolicyBody, definition: PolicyDefinition) -> Res
     })
 }
 
-/// Whether only the broker itself declares such names. RabbitMQ passes over them, and exports one: `amq.rabbitmq.log`.
+/// Whether the name is reserved for the broker. RabbitMQ skips such entries on import, although it exports one:
+/// `amq.rabbitmq.log`.
 fn is_reserved(name: &str) -> bool {
     name.starts_with("amq.")
 }
@@ -475,7 +477,7 @@ pub(super) fn declare_queue(
         arguments: RawTable::check(&arguments)?,
         ..Default::default()
     };
-    vhost.declare_queue(NOBODY, &declare, now)?;
+    vhost.declare_queue(NO_SESSION, &declare, now)?;
     Ok(Effect::Done)
 }
 
@@ -502,7 +504,7 @@ fn bind(vhost: &VirtualHost, entry: &BindingEntry) -> Result<Effect, EntryError>
         DestinationType::Queue => vhost.has_queue(&entry.destination),
         DestinationType::Exchange => vhost.has_exchange(&entry.destination),
     };
-    // Passed over with the queue or the exchange that it is of.
+    // Skipped, like the reserved queue or exchange that it refers to.
     if is_reserved(&entry.destination) && !has_destination
         || is_reserved(&entry.source) && !vhost.has_exchange(&entry.source)
     {
@@ -530,5 +532,5 @@ fn check_short(what: &'static str, text: &str) -> Result<(), EntryError> {
     }
 }
 
-/// The owner of what is defined: no session.
-const NOBODY: SessionId = SessionId(u64::MAX);
+/// A session id that owns no exclusive queues.
+const NO_SESSION: SessionId = SessionId(u64::MAX);

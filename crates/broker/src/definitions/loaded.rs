@@ -1,14 +1,14 @@
-//! The effect of a load of definitions, for the operator's log.
+//! The result of loading definitions, for the operator's log.
 
 use std::fmt;
 
 use super::Definitions;
 use super::format::SECTIONS;
 
-/// The things that a load has made, and those that it has changed.
+/// The objects that a load has created or changed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LoadedDefinitions {
-    /// The things that were not there before, and the entries that set something, by section; none is zero.
+    /// The numbers of created objects, and of entries that set something, by section; none is zero.
     counts: Vec<(EntryKind, usize)>,
     /// The users that had another password before.
     pub overwritten_passwords: Vec<String>,
@@ -21,16 +21,16 @@ pub(super) struct EntryKind {
     pub(super) many: &'static str,
 }
 
-/// Whether an entry has made or set something, or there was nothing to do.
+/// Whether an entry has created or set something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Effect {
     Done,
-    /// It was there already, or is the broker's own.
+    /// The object existed already, or is the broker's own.
     Existed,
 }
 
 impl LoadedDefinitions {
-    /// Logs what has been loaded, and what its author may not have meant. `from` is the file or the user that it comes from.
+    /// Logs what has been loaded, and what its author may not have intended. `from` is the file or user that it comes from.
     pub fn log(&self, definitions: &Definitions, from: &str) {
         tracing::info!(from, "definitions loaded: {self}");
         for section in definitions.unknown_sections() {

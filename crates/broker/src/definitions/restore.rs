@@ -44,11 +44,11 @@ impl Broker {
             global_parameters: entries(catalogue, Section::GlobalParameters)?,
             ..DefinitionsFile::default()
         };
-        // The release that was followed when a policy was stored may have known keys that the one followed now does not.
+        // A stored policy may have keys of another release than the one that is followed now.
         self.load_as(&file, None, PolicyTrial::Omitted, now)?;
         let mut restoring = TopologyRecovery::new(self, store);
-        // A crash may have come between a deletion, also of a virtual host, and the deletion of the entries
-        // that belong to it.
+        // A crash may have occurred between the deletion of an object, or of a virtual host, and the deletion of its
+        // dependent entries.
         let mut orphans = Vec::new();
         scan(catalogue, Section::Exchanges, |key, value| {
             let exchange = read_exchange(key, value)?;

@@ -106,7 +106,7 @@ fn a_default_queue_type_that_is_unknown_is_ignored_by_3_10_and_refused_by_4() {
         r#"{"vhosts": [{"name": "v", "default_queue_type": "stream"}]}"#,
     ] {
         let broker = load(file).unwrap();
-        // It is not stored: a start that follows 4 would fail.
+        // It is not stored, because a start that follows release 4 would fail on it.
         assert_eq!(
             broker.definition(Section::VirtualHosts, &["v"]).unwrap(),
             serde_json::json!({"name": "v"})
@@ -132,9 +132,9 @@ fn loading_twice_changes_nothing() {
     broker.load(&definitions, NOW).unwrap();
 }
 
-/// Exports have queues that the server has named, and RabbitMQ's have amq.rabbitmq.log.
+/// Exports contain bindings of server-named queues, and RabbitMQ's contain amq.rabbitmq.log.
 #[test]
-fn bindings_of_reserved_names_that_are_missing_are_passed_over() {
+fn bindings_of_missing_reserved_names_are_skipped() {
     let of = |source: &str, destination: &str, kind: &str| {
         format!(
             r#"{{"source": "{source}", "vhost": "v", "destination": "{destination}", "destination_type": "{kind}",
@@ -160,7 +160,7 @@ fn bindings_of_reserved_names_that_are_missing_are_passed_over() {
     let mut destinations: Vec<_> = bindings.iter().filter_map(|one| one["destination"].as_str()).collect();
     destinations.sort_unstable();
     assert_eq!(destinations, ["amq.fanout", "q"]);
-    // Other names have to be there.
+    // Other names have to exist.
     for missing in
         [of("amq.direct", "nope", "queue"), of("amq.direct", "nope", "exchange"), of("nope", "q", "queue")]
     {
@@ -240,7 +240,7 @@ fn an_error_keeps_the_one_that_caused_it() {
 }
 
 #[test]
-fn a_password_that_is_no_text_does_not_erase_the_password() {
+fn a_password_that_is_not_a_string_does_not_erase_the_password() {
     for password in ["null", "5", "[]"] {
         let file = format!(r#"{{"users": [{{"name": "u", "password": {password}}}]}}"#);
         let refused = load(&file).map(drop).unwrap_err();
@@ -268,7 +268,7 @@ fn check(json: &str) -> Result<(), String> {
 }
 
 #[test]
-fn mistakes_that_no_broker_would_load_are_found_without_one() {
+fn mistakes_that_every_broker_would_refuse_are_found_without_one() {
     for (file, reason) in [
         (r#"{"users": [{"name": "u", "password_hash": "!"}]}"#, "user 'u': password_hash is not base64"),
         (
@@ -298,7 +298,7 @@ fn mistakes_that_no_broker_would_load_are_found_without_one() {
 }
 
 #[test]
-fn null_is_no_value_of_an_argument() {
+fn null_is_not_a_valid_argument_value() {
     for arguments in [r#"{"x": null}"#, r#"{"x": [1, null]}"#, r#"{"x": {"y": null}}"#] {
         let queue = format!(
             r#"{{"vhosts": [{{"name": "v"}}], "queues": [{{"name": "q", "vhost": "v", "durable": true, "auto_delete": false,
@@ -309,13 +309,13 @@ fn null_is_no_value_of_an_argument() {
     }
 }
 
-/// A client may declare a queue with it, and what is exported is loaded again.
+/// A client may declare a queue with such a value, and the export must be loadable.
 #[test]
-fn a_value_without_a_type_is_shown_as_a_text() {
+fn a_void_value_is_exported_as_text() {
     let table: FieldTable = [("x", FieldValue::Void)].into_iter().collect();
-    let shown = json_of(&table);
-    assert_eq!(shown, serde_json::json!({"x": "undefined"}));
-    assert!(arguments_of(shown.as_object().unwrap()).is_ok());
+    let exported = json_of(&table);
+    assert_eq!(exported, serde_json::json!({"x": "undefined"}));
+    assert!(arguments_of(exported.as_object().unwrap()).is_ok());
 }
 
 /// The first broker has a user, a virtual host and a queue that the file only names.
@@ -339,7 +339,7 @@ fn definitions_that_some_broker_would_load_pass_the_check() {
     assert_eq!(check(file), Ok(()));
 }
 
-/// A broker as another process has it, and whether a file can be loaded there.
+/// Checks a file against another process's existing objects, and compares the result with an actual load.
 fn check_beside(existing: &str, file: &str) -> Result<(), String> {
     let broker = Broker::new(BrokerConfig::default());
     let of = |json: &str| Definitions::from_json(json.as_bytes()).unwrap();
@@ -347,7 +347,7 @@ fn check_beside(existing: &str, file: &str) -> Result<(), String> {
     let existing = Definitions::from_map(&broker.existing()).unwrap();
     let checked =
         of(file).check_beside(&existing, None, Compatibility::default()).map_err(|error| error.to_string());
-    // It is right.
+    // The check agrees with an actual load.
     let loaded = broker.load(&of(file), Timestamp::default()).map(drop).map_err(|error| error.to_string());
     assert_eq!(checked, loaded);
     checked
@@ -368,7 +368,7 @@ fn binding(source: &str, arguments: &str) -> String {
 }
 
 #[test]
-fn what_another_broker_would_refuse_is_found_by_what_it_has() {
+fn mistakes_that_depend_on_existing_objects_are_found() {
     let q = queue("q", "{}");
     let headers = r#"{"name": "h", "vhost": "/", "type": "headers", "durable": true, "auto_delete": false}"#;
     let existing = format!(r#"{{"queues": [{q}], "exchanges": [{headers}]}}"#);
@@ -389,14 +389,14 @@ fn what_another_broker_would_refuse_is_found_by_what_it_has() {
         let found = check_beside(&existing, &file).unwrap_err();
         assert!(found.starts_with(reason), "{found}");
     }
-    // One that is there is left as it is, and can be bound.
+    // An existing queue is left unchanged, and can be bound.
     let there = queue("q", r#"{"x-max-length": -1}"#);
     let bindings = [binding("h", r#"{"x-match": "any"}"#), binding("amq.topic", "{}")].join(", ");
     check_beside(&existing, &format!(r#"{{"queues": [{there}], "bindings": [{bindings}]}}"#)).unwrap();
 }
 
 #[test]
-fn a_limit_on_queues_counts_those_that_are_there() {
+fn a_limit_on_queues_counts_existing_queues() {
     let limit = |most: u32| {
         format!(
             r#""parameters": [{{"component": "vhost-limits", "vhost": "/", "name": "limits",
@@ -405,7 +405,7 @@ fn a_limit_on_queues_counts_those_that_are_there() {
     };
     let (q, r, s) = (queue("q", "{}"), queue("r", "{}"), queue("s", "{}"));
     let more = format!(r#"{{"queues": [{q}, {s}]}}"#);
-    // Parameters come before queues: there are two, and a limit of one is set for them afterwards.
+    // Parameters are loaded before queues. There are two queues, and a limit of one is set afterwards.
     let broker = Broker::new(BrokerConfig::default());
     for file in [format!(r#"{{"queues": [{q}, {r}]}}"#), format!("{{{}}}", limit(1))] {
         broker.load(&Definitions::from_json(file.as_bytes()).unwrap(), Timestamp::default()).unwrap();
@@ -423,7 +423,7 @@ fn a_limit_on_queues_counts_those_that_are_there() {
 }
 
 #[test]
-fn what_goes_with_the_clients_does_not_count_as_there() {
+fn auto_delete_and_exclusive_queues_do_not_count_as_existing() {
     let broker = Broker::new(BrokerConfig::default());
     let vhost = broker.vhost("/").unwrap();
     let declare = |name, durable, exclusive, auto_delete| {

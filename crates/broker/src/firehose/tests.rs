@@ -55,7 +55,7 @@ fn a_timestamp_of_any_size_keeps_its_value() {
 }
 
 #[test]
-fn headers_that_find_no_place_in_others_are_left_out() {
+fn headers_that_are_too_large_or_too_deep_are_left_out() {
     for (headers, is_reported) in [
         (nested(amqp::table::MAX_TABLE_DEPTH - 2), true),
         (nested(amqp::table::MAX_TABLE_DEPTH), false),

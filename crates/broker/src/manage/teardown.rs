@@ -30,7 +30,7 @@ impl VirtualHost {
             }
         }
         for queue in self.all_queues() {
-            // If it has been deleted elsewhere, that caller takes it out of the topology.
+            // If another thread has deleted it, that thread removes it from the topology.
             if queue.delete(false, false).is_ok() {
                 self.forget_queue(&queue);
             }
@@ -76,7 +76,7 @@ mod tests {
         let vhost = broker.add_vhost("v");
         let mut stored_after = |durable_successor: bool| {
             let old = vhost.declare_queue(SessionId(1), &durable(), Timestamp(1)).unwrap().queue;
-            // Marked as deleted; its name is free, and it is not yet taken out of the topology.
+            // Marked as deleted; its name is free, and it is not yet removed from the topology.
             assert!(old.delete(false, false).is_ok());
             let successor = QueueDeclare { durable: durable_successor, ..durable() };
             let new = vhost.declare_queue(SessionId(1), &successor, Timestamp(1)).unwrap().queue;
@@ -91,12 +91,12 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_that_somebody_else_is_deleting_does_not_stay_on_disk_and_leaves_its_successor_there() {
+    fn a_queue_deleted_by_another_thread_does_not_stay_on_disk_but_its_successor_does() {
         let (broker, mut written) = stored_broker();
         let old = broker.add_vhost("v");
         let queue = old.declare_queue(SessionId(1), &durable(), Timestamp(1)).unwrap().queue;
         assert_eq!(written(), 1);
-        // Marked as deleted, and not yet taken out of the topology.
+        // Marked as deleted, and not yet removed from the topology.
         assert!(queue.delete(false, false).is_ok());
         broker.remove_vhost("v");
         old.tear_down();

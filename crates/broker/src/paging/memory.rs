@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_tells_large_changes_and_the_sum_is_exact_all_the_same() {
+    fn a_thread_reports_only_large_changes_and_the_exact_sum_is_still_right() {
         let memory = Memory::new(u64::MAX);
         let slack = MAX_UNREPORTED as u64;
         assert_eq!(memory.change(0, slack), None);

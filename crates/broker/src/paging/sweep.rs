@@ -114,7 +114,7 @@ impl Broker {
             vhost.with_topology(|topology| topology.queues_from(cursor.slot, STEP, &mut queues))
         });
         if !queues.iter().all(|queue| queue.evict(cursor.extent, now)) && cursor.extent == Extent::Short {
-            // The next one could not be written either.
+            // The next queue could not be written either.
             return Some(self.first_queue(Extent::Stored));
         }
         let done = cursor.done + usize::from(slot.is_none());
@@ -122,7 +122,7 @@ impl Broker {
     }
 }
 
-/// Bytes by which memory has to grow above `bytes` before another sweep pays off.
+/// Bytes by which memory has to grow above `bytes` before another sweep is worthwhile.
 pub(super) fn growth(bytes: u64) -> u64 {
     (bytes / GROWTH).max(MIN_GROWTH)
 }

@@ -66,7 +66,7 @@ fn declare_foreign(authorised: &AuthorisedSession) {
 }
 
 #[test]
-fn topics_are_asked_for_when_the_type_of_the_exchange_is_certain() {
+fn topic_permissions_apply_to_bindings_and_unbindings_of_topic_exchanges() {
     let (broker, identity) = broker(UserLimits::default());
     let authorised = broker.authorised(&identity, "/").unwrap();
     declare_foreign(&authorised);
@@ -82,7 +82,7 @@ fn topics_are_asked_for_when_the_type_of_the_exchange_is_certain() {
 }
 
 #[test]
-fn dead_letters_and_alternates_ask_for_more() {
+fn dead_letter_and_alternate_exchanges_need_more_permissions() {
     let (broker, identity) = broker(UserLimits::default());
     let all_but = |read: &str, write: &str| Permissions {
         configure: ".*".into(),
@@ -111,7 +111,7 @@ fn dead_letters_and_alternates_ask_for_more() {
 }
 
 #[test]
-fn publishing_needs_write_and_a_permission_taken_away_ends_it_at_once() {
+fn publishing_needs_write_and_a_revoked_permission_ends_it_at_once() {
     let (broker, identity) = broker(UserLimits::default());
     let vhost = broker.open(&identity, "/").unwrap();
     let mut publisher = vhost.publisher(&identity);
@@ -120,9 +120,9 @@ fn publishing_needs_write_and_a_permission_taken_away_ends_it_at_once() {
     vhost.set_permissions("u", Some(&Permissions::all())).unwrap();
     assert!(publish(&mut publisher, "amq.fanout").is_ok());
     vhost.set_permissions("u", Some(&Permissions::default())).unwrap();
-    // The second time, too: an MQTT 5 client continues after a refusal.
+    // Refused the second time as well, because an MQTT 5 client continues after a refusal.
     for _ in 0..2 {
-        assert_eq!(refusal(publish(&mut publisher, "amq.fanout")), refused, "the route was remembered");
+        assert_eq!(refusal(publish(&mut publisher, "amq.fanout")), refused, "the route was cached");
     }
 }
 
@@ -158,7 +158,7 @@ fn channels_count_over_all_connections_of_a_user() {
 }
 
 #[test]
-fn the_limit_of_channels_is_written_as_by_the_release() {
+fn the_channel_limit_is_formatted_as_by_the_release() {
     for (compatibility, written) in [(Compatibility::V3_10, "(0)"), (Compatibility::V4, "0")] {
         let (broker, identity) =
             broker_as(compatibility, UserLimits { max_channels: Some(0), ..Default::default() });
@@ -193,7 +193,7 @@ fn the_limit_of_queues_holds_though_another_is_created_meanwhile() {
 }
 
 #[test]
-fn nobody_sits_down_without_permissions() {
+fn a_session_needs_permissions_in_the_virtual_host() {
     let (broker, identity) = broker(UserLimits::default());
     broker.add_vhost("other");
     let text = "access to vhost 'other' refused for user 'u'";

@@ -20,7 +20,7 @@ struct Oracle {
     rule: fn(&str) -> AuthzDecision,
     asked: PlainMutex<Vec<String>>,
     generation: AtomicU32,
-    /// While it is true, no answer comes.
+    /// While it is true, no answer is given.
     waits: PlainMutex<Option<Arc<PlainMutex<bool>>>>,
 }
 
@@ -55,12 +55,12 @@ fn user() -> AuthzSubject {
     AuthzSubject { name: "u".into(), tags: Vec::new(), from: None, client_id: None }
 }
 
-/// Runs a future that waits for nobody.
+/// Runs a future that must not wait.
 fn run<T>(future: impl Future<Output = T>) -> T {
     let mut future = std::pin::pin!(future);
     match future.as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop())) {
         std::task::Poll::Ready(value) => value,
-        std::task::Poll::Pending => panic!("nobody has to be waited for"),
+        std::task::Poll::Pending => panic!("the future waits"),
     }
 }
 
@@ -102,7 +102,7 @@ fn allow(_: &str) -> AuthzDecision {
 }
 
 #[test]
-fn a_check_without_an_answer_leaves_its_question_and_changes_nothing() {
+fn a_check_without_an_answer_queues_its_request_and_changes_nothing() {
     let world = World::new(allow);
     let declare = QueueDeclare { name: "q", ..QueueDeclare::default() };
     let refused = world.session.declare_queue(ME, &declare, NOW).map(drop);
@@ -111,7 +111,7 @@ fn a_check_without_an_answer_leaves_its_question_and_changes_nothing() {
     world.repeat(|| world.session.declare_queue(ME, &declare, NOW)).unwrap();
     assert_eq!(world.asked(), ["configure queue q"]);
     world.repeat(|| world.session.declare_queue(ME, &declare, NOW)).unwrap();
-    assert_eq!(world.asked(), [""; 0], "it is known by now");
+    assert_eq!(world.asked(), [""; 0], "the answer is cached");
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn operations_check_permissions_in_rabbitmqs_order() {
 }
 
 #[test]
-fn a_refusal_counts_for_one_operation_and_permission_until_all_is_forgotten() {
+fn a_refusal_counts_for_one_operation_and_permission_until_the_cache_is_cleared() {
     let world =
         World::new(|text| if text.contains("q2") { AuthzDecision::Refused } else { AuthzDecision::Allowed });
     for _ in 0..2 {
@@ -176,7 +176,7 @@ fn an_operation_is_decided_by_answers_of_one_generation() {
 }
 
 #[test]
-fn to_open_a_virtual_host_is_an_operation_that_ends_when_it_is_open() {
+fn opening_a_virtual_host_is_one_operation() {
     let world = World::new(allow);
     let identity = Identity::of_authz_backend(user(), world.oracle.clone());
     run(world.broker.authorise_vhost(&identity, "/"));
@@ -185,7 +185,7 @@ fn to_open_a_virtual_host_is_an_operation_that_ends_when_it_is_open() {
     assert_eq!(session.check_read_queue("q"), Err(BrokerError::Unasked));
     run(identity.ask_for(|| session.check_read_queue("q"))).unwrap();
     world.oracle.generation.fetch_add(1, Ordering::Relaxed);
-    assert_eq!(session.check_read_queue("q"), Err(BrokerError::Unasked), "all is forgotten");
+    assert_eq!(session.check_read_queue("q"), Err(BrokerError::Unasked), "the cache was cleared");
 }
 
 #[test]
@@ -222,7 +222,7 @@ fn the_questions_of_an_operation_are_asked_a_few_at_once() {
 }
 
 #[test]
-fn a_backend_that_does_not_answer_lets_nobody_do_anything() {
+fn a_backend_that_does_not_answer_refuses_everything() {
     let world =
         World::new(|text| if text == "open /" { AuthzDecision::Allowed } else { AuthzDecision::Unanswered });
     let error = world.repeat(|| world.session.check_read_queue("q")).unwrap_err();
@@ -241,7 +241,7 @@ fn a_virtual_host_is_asked_about_before_it_is_opened() {
     assert_eq!(error.to_string(), "access to vhost 'v' refused for user 'u'");
     assert_eq!(world.asked(), ["open v"]);
     assert!(world.broker.open(&world.identity, "none").is_err());
-    assert_eq!(world.asked(), [""; 0], "one that does not exist is not asked about");
+    assert_eq!(world.asked(), [""; 0], "no request is sent about a missing virtual host");
 }
 
 #[test]
@@ -256,7 +256,7 @@ fn a_session_caches_few_answers_and_an_operation_asks_few_questions() {
     assert_eq!(world.asked(), ["read queue 0"], "the oldest is forgotten first");
     let all = || {
         let checks = (0..MAX_OF_OPERATION + 10).map(|at| world.session.check_read_queue(&format!("b{at}")));
-        // All at once, and not up to the first that is yet to be asked about.
+        // All checks run, not only those up to the first without an answer.
         checks.collect::<Vec<_>>().into_iter().collect::<Result<(), _>>()
     };
     assert!(world.repeat(all).is_err());
@@ -289,7 +289,7 @@ fn an_mqtt_client_has_answers_of_its_own_once() {
 }
 
 #[test]
-fn a_listed_user_keeps_the_limits_of_the_list_and_gets_the_rights_of_the_authority() {
+fn an_internal_user_keeps_its_limits_and_gets_the_permissions_of_the_authz_backend() {
     let world = World::new(allow);
     let guest = world.broker.authenticate("guest", b"guest", true).unwrap();
     let asked = guest.authorised_by(&world.broker, world.oracle.clone(), None).unwrap();

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_walk_has_a_number_of_steps_that_its_names_share() {
+    fn many_names_share_a_budget_of_steps() {
         assert_eq!(steps_for(0), MAX_STEPS);
         assert_eq!(steps_for(200) * 200, WALK_STEPS);
         assert_eq!(steps_for(10_000) * 10_000, WALK_STEPS);
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn explosive_and_oversized_expressions_are_held_down() {
+    fn expressions_with_too_many_steps_or_too_much_memory_are_refused() {
         let name = "a".repeat(255);
         assert!(Pattern::new(r"(a*)*\1b").unwrap().try_matches(&name).is_err(), "takes too many steps");
         assert!(Pattern::new("(\\w{500}){500}").is_err(), "takes too much memory");

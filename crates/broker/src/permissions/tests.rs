@@ -53,7 +53,7 @@ fn permission_changes_apply_to_grants_already_held() {
 }
 
 #[test]
-fn topics_are_restricted_where_somebody_said_so() {
+fn topics_are_restricted_only_where_permissions_are_set() {
     let grant = grant("john.doe", Some(Permissions::all()));
     let write = "^{username}\\.{vhost}\\.".to_owned();
     grant.set_topic(&TopicPermissions { exchange: "t".into(), write, read: String::new() }).unwrap();

@@ -1,4 +1,4 @@
-//! Users who come with a token: their rights, their end and their renewal.
+//! Users with a token: permissions, expiry and renewal.
 
 use std::sync::Arc;
 
@@ -52,7 +52,7 @@ fn topic_exchanges_need_a_scope_with_a_routing_key() {
 }
 
 #[test]
-fn after_its_end_a_token_allows_nothing_until_it_is_renewed() {
+fn an_expired_token_allows_nothing_until_it_is_renewed() {
     let scopes = ["write:*/*", "read:*/*", "configure:*/*"];
     let (_, mut session) = session(&scopes);
     let mut publisher = session.publisher();
@@ -75,7 +75,7 @@ fn after_its_end_a_token_allows_nothing_until_it_is_renewed() {
 }
 
 #[test]
-fn a_refusal_names_the_end_of_a_token_by_the_wall_clock() {
+fn a_refusal_names_the_expiry_of_a_token_in_wall_clock_time() {
     static BEHIND: WallOffset = WallOffset::new();
     BEHIND.set(-7_200_000);
     let broker = Broker::new(BrokerConfig { wall: &BEHIND, ..BrokerConfig::default() });
@@ -96,7 +96,7 @@ fn a_renewed_token_may_allow_less() {
 }
 
 #[test]
-fn publishers_impersonate_by_the_token_of_now() {
+fn impersonation_depends_on_the_current_token() {
     let tagged = |tags: &[&str]| {
         let tags = tags.iter().map(|tag| (*tag).to_owned()).collect();
         Identity::of_token(

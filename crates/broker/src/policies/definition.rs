@@ -16,8 +16,8 @@ pub struct PolicyDefinition {
     pub(super) arguments: FieldTable,
     /// `alternate-exchange`.
     pub(super) alternate_exchange: Option<Arc<str>>,
-    /// The types of queues that do not support one of its keys, each with the release in which it does not.
-    unsuited: Vec<(QueueKind, Compatibility)>,
+    /// The queue types to which it does not apply because they do not support one of its keys, by release.
+    unsupported_by: Vec<(QueueKind, Compatibility)>,
 }
 
 /// A definition of a policy that is refused. `Display` begins with the key at fault.
@@ -35,7 +35,7 @@ enum PolicyFault {
     /// The value is not a whole number of at least this.
     Below(u64, Value),
     NotText(Value),
-    /// The value is none of the key's choices.
+    /// The value is not one of the key's choices.
     Choice(String),
 }
 
@@ -53,7 +53,7 @@ impl PolicyDefinition {
         if entries.is_empty() {
             return Err(PolicyError { key: String::new(), fault: PolicyFault::NoKeys });
         }
-        let mut definition = Self { unsuited: unsuited(entries), ..Self::default() };
+        let mut definition = Self { unsupported_by: unsupported_by(entries), ..Self::default() };
         for (key, value) in entries {
             definition.read(key, value, release).map_err(|fault| PolicyError { key: key.clone(), fault })?;
         }
@@ -80,8 +80,8 @@ impl PolicyDefinition {
         }
     }
 
-    pub(super) fn suits(&self, kind: QueueKind, release: Compatibility) -> bool {
-        !self.unsuited.contains(&(kind, release))
+    pub(super) fn applies_to(&self, kind: QueueKind, release: Compatibility) -> bool {
+        !self.unsupported_by.contains(&(kind, release))
     }
 
     fn read(&mut self, key: &str, value: &Value, release: Option<Compatibility>) -> Result<(), PolicyFault> {
@@ -100,7 +100,7 @@ impl PolicyDefinition {
         if spec.has_effect {
             match argument(&spec.value, value) {
                 Ok(value) => self.arguments.insert(spec.name, value),
-                // It was stored by a build that did not look at the value.
+                // It was stored by a build that did not check the value.
                 Err(_) if release.is_none() => {}
                 Err(fault) => return Err(fault),
             }
@@ -110,15 +110,15 @@ impl PolicyDefinition {
 }
 
 /// The types of queues, by release, to which a policy with these keys does not apply.
-fn unsuited(entries: &Map<String, Value>) -> Vec<(QueueKind, Compatibility)> {
+fn unsupported_by(entries: &Map<String, Value>) -> Vec<(QueueKind, Compatibility)> {
     let kinds = [QueueKind::Classic, QueueKind::Quorum].into_iter();
     let all = kinds.flat_map(|kind| [Compatibility::V3_10, Compatibility::V4].map(|release| (kind, release)));
     all.filter(|(kind, release)| entries.keys().any(|key| !supports(*kind, key, *release))).collect()
 }
 
-/// Whether a policy with this key applies to queues of this type. The keys that keep it off are listed in RabbitMQ's
-/// `rabbit_classic_queue` and `rabbit_quorum_queue` (`unsupported_policies`); they are not those of the arguments that the
-/// type does not know.
+/// Whether a policy with this key applies to queues of this type. The excluded keys are those in `unsupported_policies` of
+/// RabbitMQ's `rabbit_classic_queue` and `rabbit_quorum_queue`, which differ from the arguments that the type does not
+/// support.
 fn supports(kind: QueueKind, key: &str, release: Compatibility) -> bool {
     use QueueKind::{Classic, Quorum};
     match (kind, key) {
@@ -218,7 +218,7 @@ mod tests {
             .into_iter()
             .collect(),
             alternate_exchange: Some("a".into()),
-            unsuited: vec![
+            unsupported_by: vec![
                 (QueueKind::Classic, Compatibility::V3_10),
                 (QueueKind::Classic, Compatibility::V4),
                 (QueueKind::Quorum, Compatibility::V3_10),
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_keep_a_policy_off_the_queues_that_rabbitmq_lists() {
+    fn a_policy_does_not_apply_to_queue_types_that_do_not_support_its_keys() {
         use Compatibility::{V3_10, V4};
         use QueueKind::{Classic, Quorum};
         let all = [(Classic, V3_10), (Classic, V4), (Quorum, V3_10), (Quorum, V4)];
@@ -249,7 +249,7 @@ mod tests {
         for (json, suited) in cases {
             let definition = PolicyDefinition::parse(&serde_json::from_str(json).unwrap(), None).unwrap();
             let found: Vec<_> =
-                all.into_iter().filter(|(kind, release)| definition.suits(*kind, *release)).collect();
+                all.into_iter().filter(|(kind, release)| definition.applies_to(*kind, *release)).collect();
             assert_eq!(found, *suited, "{json}");
         }
     }
@@ -265,7 +265,7 @@ mod tests {
         }
         let odd = entries(r#"{"dead-letter-strategy": "odd"}"#);
         assert!(PolicyDefinition::parse(&odd, Compatibility::V4).is_err());
-        assert!(PolicyDefinition::parse(&odd, None).is_ok(), "by a build that did not look at it");
+        assert!(PolicyDefinition::parse(&odd, None).is_ok(), "by a build that did not check it");
         for json in [r#"{"overflow": "drop-head"}"#, r#"{"queue-version": 2}"#, r#"{"target-group-size": 3}"#]
         {
             assert!(PolicyDefinition::parse_operator(&entries(json), Compatibility::V4).is_ok(), "{json}");

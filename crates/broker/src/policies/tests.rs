@@ -83,13 +83,13 @@ fn policies_that_are_loaded_together_apply_together() {
     }"#;
     let error = broker.load(&crate::Definitions::from_json(json).unwrap(), NOW).unwrap_err();
     assert!(error.to_string().contains("'wrong'"), "{error}");
-    // Those before the error apply, and the lower one never did.
+    // Policies before the error apply, and the one with the lower priority was never applied.
     assert_eq!((queue.arguments().max_length, queue.arguments().expires), (Some(2), Some(9)));
     assert_eq!(queue.message_count(), 2);
 }
 
 #[test]
-fn with_4_a_negative_delivery_limit_lifts_no_policys() {
+fn in_rabbitmq_4_a_negative_delivery_limit_does_not_lift_a_policys() {
     let quorum = ("x-queue-type", FieldValue::text("quorum"));
     for (compatibility, limits) in [(Compatibility::V4, [3, 3, 2]), (Compatibility::V3_10, [-1, -1, 2])] {
         let broker = Broker::new(BrokerConfig { compatibility, ..BrokerConfig::default() });
@@ -116,7 +116,7 @@ fn queues_of_the_same_policy_or_arguments_share_them() {
 }
 
 #[test]
-fn of_numbers_the_lowest_holds_and_otherwise_the_argument() {
+fn the_lowest_number_applies_and_otherwise_the_argument() {
     let (_broker, vhost) = vhost();
     let definition = r#"{"max-length": 5, "overflow": "reject-publish", "dead-letter-routing-key": "policy",
         "dead-letter-exchange": "policy"}"#;
@@ -155,7 +155,7 @@ fn a_queue_with_a_capacity_drops_its_oldest_messages_despite_policies() {
 }
 
 #[test]
-fn a_policy_that_the_type_of_queue_does_not_know_is_passed_over() {
+fn a_policy_with_a_key_that_the_queue_type_does_not_support_is_skipped() {
     let (_broker, vhost) = vhost();
     vhost.set_policy(policy("quorum", "", 1, r#"{"delivery-limit": 2, "max-length": 1}"#), NOW);
     vhost.set_policy(policy("all", "", 0, r#"{"max-length": 9}"#), NOW);
@@ -165,7 +165,7 @@ fn a_policy_that_the_type_of_queue_does_not_know_is_passed_over() {
 }
 
 #[test]
-fn existing_queues_follow_at_once_and_go_back_when_the_policy_goes() {
+fn existing_queues_get_a_policy_at_once_and_lose_it_when_it_is_removed() {
     let (broker, vhost) = vhost();
     let queue = queue(&vhost, "q", &[]);
     for _ in 0..3 {
@@ -268,7 +268,7 @@ fn apply_to_chooses_queues_or_exchanges() {
     }
 }
 
-/// A name of which `EXPLOSIVE` cannot be said to match it or not.
+/// A name for which matching `EXPLOSIVE` takes too many steps.
 fn long_name() -> String {
     "a".repeat(200)
 }
@@ -321,7 +321,7 @@ fn policies_that_change_while_names_are_matched_are_matched_again() {
 fn a_virtual_host_can_be_used_while_names_are_matched() {
     let (broker, vhost) = vhost();
     let find = |_: &PolicyTable| {
-        // Each takes the topology, to write or to read.
+        // Each of these locks the topology, for writing or reading.
         queue(&vhost, "q", &[]);
         assert!(publish(&broker, &vhost, "", "q"));
         vhost.delete_queue(ME, "q", false, false).unwrap();

@@ -1,4 +1,4 @@
-//! Handing a batch to the queues of its route, and sending on what they drop, in as many turns as that takes.
+//! Hands a batch to the queues of its route and sends the resulting dead letters, in as many turns as that takes.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,18 +21,18 @@ pub(super) struct PartialFlush {
     stored_batch: StoredBatch,
     /// The index of the batch's first message among the publishes since the last flush.
     first: u64,
-    /// The number of the route's queues that have it.
+    /// The number of the route's queues that have the batch.
     done: usize,
-    /// The numbers of dead letters to send on, by the queue's index in the route. They are sent on when all queues have the
-    /// batch, as in RabbitMQ, where each queue is a process: a queue that receives both has the messages first. Until then they
-    /// are in the queue's line, where others send them if too many wait.
+    /// The number of dead letters to send, for each index of a queue in the route. They are sent when all queues have the
+    /// batch, so that a queue that receives both has the messages first, as in RabbitMQ, where each queue is a process. Until
+    /// then they stay in their queue, from which other threads send them if too many wait.
     letters: VecDeque<(usize, usize)>,
     /// The indices of queues whose dead letters other threads send.
     lined_up: VecDeque<usize>,
 }
 
 impl PartialFlush {
-    /// Leaves dead letters to the broker's timer, except those that others wait for this publisher to begin with.
+    /// Leaves dead letters to the broker's timer, except for one of each queue whose other senders wait for this publisher.
     pub(super) fn leave_dead_letters(&mut self) {
         self.lined_up.clear();
         self.letters.iter_mut().for_each(|(_, dead)| *dead = 1);
@@ -40,8 +40,8 @@ impl PartialFlush {
 }
 
 impl Publisher {
-    /// Hands the batch to the queues of its route; returns whether all of them have it, and what they dropped is sent on. If
-    /// not, because the turn is over, at least one more of them has it than before, or one more message is sent on.
+    /// Hands the batch to the queues of its route. Returns whether all of them have it and the resulting dead letters are
+    /// sent. If not, because the turn is over, progress was made by at least one queue or one dead letter.
     pub(crate) fn hand_over(&mut self) -> bool {
         // As in RabbitMQ, the trace of a message precedes the message.
         if let Some(tracer) = &mut self.tracer
@@ -70,14 +70,15 @@ impl Publisher {
         }
         let stored_batch = StoredBatch::keep(self.vhost.store(), route.storing, &batch);
         self.flushed.full |= stored_batch.full;
-        // The batch contains the latest publishes without gaps: an unroutable one takes another route.
+        // The batch consists of the latest publishes without gaps, because an unroutable one has another route and ends
+        // the batch.
         let first = self.flushed.count - count;
         let (letters, lined_up) = (VecDeque::new(), VecDeque::new());
         self.go_on(PartialFlush { route, batch, load, stored_batch, first, done: 0, letters, lined_up })
     }
 
-    /// Hands the batch to one queue after the other, taking each queue's lock once, and sends on what they drop, until all of
-    /// that is done or the turn is over.
+    /// Hands the batch to one queue after the other, taking each queue's lock once, and sends the resulting dead letters,
+    /// until all is done or the turn is over.
     fn go_on(&mut self, mut handing: PartialFlush) -> bool {
         let count = handing.route.queues.len();
         while handing.done < count {
@@ -100,19 +101,19 @@ impl Publisher {
 
     /// Leaves the rest to the next turn.
     fn pause(&mut self, handing: PartialFlush) -> bool {
-        // Boxed only here: most batches fit into a turn, and most publishers have none unfinished.
+        // Boxed only here, because most batches fit into a turn.
         self.handing_over = Some(Box::new(handing));
         false
     }
 
-    /// Sends on the dead letters of a batch that all queues have; returns whether all are sent. If not, because the turn is
-    /// over, at least one more has been sent.
+    /// Sends the dead letters of a batch that all queues have. Returns whether all are sent. If not, because the turn is
+    /// over, at least one more was sent.
     fn send_dead_letters(&mut self, handing: &mut PartialFlush) -> bool {
         let PartialFlush { route, letters, lined_up, .. } = handing;
         if letters.is_empty() && lined_up.is_empty() {
             return true;
         }
-        // Its own come first: later ones of these queues wait for them.
+        // This publisher's own dead letters come first, because later ones of the same queues wait for them.
         while let Some((at, dead)) = letters.front_mut() {
             let sent = self.vhost.dead_letter(&route.queues[*at], *dead, self.now);
             *dead = dead.saturating_sub(sent);
@@ -179,7 +180,7 @@ fn note_share(shares: &mut Option<Vec<Share>>, queue: &Queue, until: Option<Lsn>
     }
 }
 
-/// Messages of a batch by which its route counts as busy: a copy of the exchange's name is little memory for each.
+/// Batches of at least this many messages make their route count as busy, which is worth its own copy of the exchange's name.
 const BUSY_BATCH: usize = 16;
 
 /// Nanoseconds charged for appending a batch to a queue.

@@ -1,6 +1,6 @@
-//! Publishes that wait for the commit of their transaction. As in RabbitMQ a message is checked, routed and traced when it is
-//! published: what is bound, deleted or revoked before the commit changes nothing, except that a deleted queue has no messages.
-//! The queue that has its name by then gets the message.
+//! Publishes that wait for the commit of their transaction. As in RabbitMQ, a message is checked, routed and traced when it is
+//! published; bindings and permissions that change before the commit do not matter. If a queue of the route is deleted before
+//! the commit, a queue that has its name by then gets the message.
 
 use std::sync::{Arc, OnceLock};
 
@@ -15,11 +15,11 @@ use crate::vhost::VirtualHost;
 /// The route of a held message, as [`Publisher::hold`] has found it.
 pub struct HeldRoute {
     route: Arc<Route>,
-    /// The message's properties, if a reply queue has been put into them.
+    /// The message's properties, if the publisher's reply queue was inserted into them.
     answerable: Option<Vec<u8>>,
     /// The route was found for this message, and was not in the cache.
     is_new: bool,
-    /// Those of the cache when the route was found.
+    /// Generations of the route cache when the route was found.
     generation: u64,
     renewals: u32,
 }
@@ -34,7 +34,7 @@ pub(super) struct RoutedPublish<'p> {
 }
 
 impl HeldRoute {
-    /// Bytes of memory that it takes, this struct and the publisher's cache excepted.
+    /// Bytes of memory that it takes, excluding this struct and the publisher's cache.
     pub fn bytes(&self) -> usize {
         let answerable = self.answerable.as_ref().map_or(0, Vec::len);
         // Messages that follow a route from the cache share it with the one that it was found for.
@@ -81,13 +81,13 @@ impl Publisher {
         }
         let properties = held.answerable.as_deref().unwrap_or(publish.properties);
         let publish = Publish { properties, ..publish };
-        // Whether the user may set them was checked when the message was published.
+        // The user's right to set them was checked when the message was published.
         let inspected = inspect(properties, self.identity.user(), || true, self.vhost.compatibility())?;
         self.is_reported = true;
         let routed = self.follow(route, publish, &inspected);
         self.is_reported = false;
         if (held.generation, held.renewals) != (self.routes.generation, self.routes.renewals) {
-            // It is the last route now, and is not to be taken for a valid one.
+            // It becomes the last route, which must not count as valid.
             self.routes.generation = NO_GENERATION;
         }
         routed.map(Some)
@@ -95,7 +95,7 @@ impl Publisher {
 }
 
 impl Route {
-    /// The same route to other queues, for one message only.
+    /// A copy of this route to other queues, for one message only.
     pub(super) fn with_queues(&self, queues: Vec<Arc<Queue>>, counts: bool) -> Self {
         Self {
             exchange: self.exchange.clone(),

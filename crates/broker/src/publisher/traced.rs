@@ -45,12 +45,12 @@ impl Publisher {
             Box::new(Tracer::new(&self.vhost, &self.identity, connection))
         });
         let properties = inspected.rewritten.as_deref().unwrap_or(publish.properties);
-        let shown = self.annotates.then(|| without_annotation(properties));
+        let visible = self.annotates.then(|| without_annotation(properties));
         let event = TracedEvent {
             channel,
             exchange: &route.exchange,
             routing_keys: &keys,
-            properties: shown.as_deref().unwrap_or(properties),
+            properties: visible.as_deref().unwrap_or(properties),
             body: publish.body,
             kind: EventKind::Publish { routed_queues: &queues },
         };

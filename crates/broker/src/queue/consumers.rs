@@ -31,7 +31,7 @@ impl Deref for QueueConsumers {
 
     #[inline]
     fn deref(&self) -> &Consumers {
-        self.0.as_deref().unwrap_or(&NOBODY)
+        self.0.as_deref().unwrap_or(&NO_CONSUMERS)
     }
 }
 
@@ -42,7 +42,7 @@ impl DerefMut for QueueConsumers {
     }
 }
 
-static NOBODY: Consumers = Consumers {
+static NO_CONSUMERS: Consumers = Consumers {
     entries: Slab::new(),
     rings: BTreeMap::new(),
     joined: 0,
@@ -171,7 +171,7 @@ impl Consumers {
     }
 
     /// Whether this is the single active consumer of such a queue.
-    pub(super) fn is_the_active(&self, id: ConsumerId) -> bool {
+    pub(super) fn is_single_active_consumer(&self, id: ConsumerId) -> bool {
         let active = self.single.as_ref().and_then(|single| single.active);
         active.is_some() && active == self.slot(id)
     }
@@ -348,7 +348,7 @@ mod tests {
         ConsumerEntry::new(Arc::new(Nobody), SessionId(1), "", false, false, priority)
     }
 
-    /// The rules in their simplest form.
+    /// A simple model of the rules.
     struct Model {
         single: bool,
         /// Id, priority, and whether it has capacity, by age.
@@ -391,7 +391,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn turns_go_by_the_rules(single: bool, steps in proptest::collection::vec((0u8..8, 0usize..8), 1..200)) {
+        fn consumers_are_served_as_in_the_model(single: bool, steps in proptest::collection::vec((0u8..8, 0usize..8), 1..200)) {
             let mut consumers = Consumers::new(single);
             let mut model = Model { single, all: Vec::new(), active: None, turns: VecDeque::new() };
             for (step, which) in steps {
@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_used_again_does_not_answer_to_its_old_id() {
+    fn a_reused_slot_does_not_match_its_old_id() {
         let mut consumers = Consumers::new(false);
         let old = consumers.insert(entry(0));
         consumers.remove(old);

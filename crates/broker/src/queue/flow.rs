@@ -27,10 +27,9 @@ use crate::time::Timestamp;
 /// The outcome of [`Queue::append`].
 #[derive(Default)]
 pub(crate) struct Appended {
-    /// The number of dead letters that it has lined up for the caller to send on.
+    /// The number of dead letters that it has queued for the caller to send.
     pub(crate) dead: usize,
-    /// Its dead letters wait in line for another thread to send them on: the caller waits for that thread
-    /// ([`Queue::wait_for_dead_letters`]).
+    /// Another thread sends its queued dead letters. The caller has to wait for that thread ([`Queue::wait_for_dead_letters`]).
     pub(crate) lined_up: bool,
     /// The log position to wait for until the messages are on disk.
     pub(crate) until: Option<Lsn>,
@@ -41,7 +40,7 @@ pub(crate) struct Appended {
     pub(crate) holds: bool,
 }
 
-/// A queue that holds a publisher, to have its consumers catch up.
+/// A queue that holds a publisher, so that its consumers can catch up.
 #[derive(Debug, Clone)]
 pub struct ThrottledPublisher {
     queue: Arc<Queue>,
@@ -78,7 +77,7 @@ pub(crate) enum Sender {
     /// A client that publishes; its session, if it is known.
     Publisher(Option<SessionId>),
     Tracer,
-    /// A queue of another broker, where messages that are refused here stay.
+    /// A queue of another broker, which keeps the messages that are refused here.
     Foreign,
     /// A queue that has dropped a message.
     DeadLetters {
@@ -103,7 +102,7 @@ enum TakeMode {
     AutoAck,
     /// It is to be acknowledged.
     ManualAck,
-    /// It is to be acknowledged, and the store has no record of that it was taken.
+    /// It is to be acknowledged, and the store does not record that it was delivered.
     Unrecorded,
 }
 
@@ -141,7 +140,7 @@ impl Queue {
         Ok(consumers.insert(entry))
     }
 
-    /// Records that the consumer has room, again or for the first time, and serves it.
+    /// Records that the consumer has capacity, and serves it.
     pub fn resume(&self, consumer: ConsumerId, now: Timestamp) {
         let mut state = self.state.lock();
         if state.consumers.resume(consumer) && !state.ready.is_empty() {
@@ -149,15 +148,15 @@ impl Queue {
         }
     }
 
-    /// Takes the next message. If it is on disk, or behind very many dead letters, `waiter` is woken when it is worth asking
-    /// again.
+    /// Takes the next message. If it is on disk, or behind very many dead letters, `waiter` is woken when the caller should
+    /// try again.
     pub fn fetch(&self, no_ack: bool, now: Timestamp, waiter: &Arc<dyn Waiter>) -> Fetched {
         Self::fetched(self.take_next(TakeMode::of(no_ack), now, Some(waiter)))
     }
 
-    /// Takes the next message as [`Queue::fetch`] does, to be acknowledged, without a record in the store: after a restart it
-    /// counts as not delivered by this. For callers that take the same messages again and again, and to whom that makes no
-    /// difference: as long as the disk fails, the records would accumulate in memory.
+    /// Like [`Queue::fetch`] with acknowledgement, but without a record of the delivery in the store: after a restart, this
+    /// delivery does not count. For callers that take the same messages repeatedly and do not need the count. Otherwise the
+    /// records would accumulate in memory while the disk fails.
     pub fn fetch_unrecorded(&self, now: Timestamp, waiter: &Arc<dyn Waiter>) -> Fetched {
         Self::fetched(self.take_next(TakeMode::Unrecorded, now, Some(waiter)))
     }
@@ -186,7 +185,7 @@ impl Queue {
         state.last_used = now;
         while !state.drop_expired(now, &mut effects) {
             if let Some(waiter) = waiter.filter(|_| self.arguments.load().dead_lettering.is_some()) {
-                self.dead_letter_later(&mut state);
+                self.schedule_dead_lettering(&mut state);
                 state.wait_for_message(waiter);
                 self.finish(state, effects, now);
                 return Some(None);
@@ -252,7 +251,8 @@ impl Queue {
 
     /// As [`Queue::purge`]; returns the bytes of the messages' bodies, too, after their number.
     pub fn purge_counted(&self) -> (u64, u64, Option<Lsn>) {
-        // Messages that another client purges are in the log as gone before this one is answered that there are none.
+        // Locked until the record of the purge is in the log, so that a concurrent purge of an empty queue waits for
+        // the record of the earlier purge.
         let purging = self.purging.lock();
         let mut state = self.state.lock();
         let purged = state.ready.take_all();
@@ -291,7 +291,8 @@ impl Queue {
         let arguments = self.arguments.load();
         let rejecting = arguments.overflow != Overflow::DropHead;
         let spill = self.should_page();
-        // The drops that a dead letter causes are bounded, and made at once; those that were due anyway are neither.
+        // Only drops that a dead letter causes have a budget. Messages that were due to be dropped anyway are left to
+        // the timer.
         effects.were_overdue = arguments.dead_lettering.is_some()
             && effects.budget.is_some()
             && state.has_overdue(&arguments, now);
@@ -299,9 +300,9 @@ impl Queue {
             self.delivery_limit_of(&arguments).map_or(u32::MAX, |limit| limit.try_into().unwrap_or(u32::MAX));
         for (at, message) in messages.enumerate() {
             if rejecting && state.would_overflow(&message, &arguments) {
-                // Consumers may make room, as they would have if the message had come alone.
+                // Consumers may free capacity first, as they would have if each message had arrived separately.
                 match sender {
-                    // And so may messages that have expired, for a dead letter that is refused is lost.
+                    // Expired messages may free capacity as well, because a refused dead letter is lost.
                     Sender::DeadLetters { .. } => state.pump_before_limits(now, &mut effects),
                     Sender::Publisher(_) | Sender::Tracer | Sender::Foreign => {
                         state.pump_arrivals(now, &mut effects);
@@ -322,8 +323,8 @@ impl Queue {
                 (message.broker_properties().failures, state.stores.includes(&message));
             let (position, expires) = state.push(message, &arguments, now, spill);
             if failures > 0 && is_stored {
-                // A dead letter may have failed more often than is allowed here, and is dropped with its next failure, not by a
-                // start that finds it.
+                // A dead letter may have failed more often than this queue allows. It is dropped at its next failure, not by
+                // the next restart.
                 effects.marks.delivered(position, failures.min(limit));
             }
             if let Some(keeping) = &mut keeping {
@@ -331,7 +332,7 @@ impl Queue {
             }
             taken += 1;
         }
-        // This has to precede any settlement of the messages.
+        // Written before any settlement of the messages.
         let until = keeping.and_then(QueueAppend::write);
         // RabbitMQ counts messages routed to the queue, but neither dead letters nor traces.
         effects.published =
@@ -339,7 +340,7 @@ impl Queue {
         self.context.metrics.messages_enqueued.add(taken);
         self.context.metrics.messages_refused.add(refusals);
         if effects.were_overdue {
-            self.dead_letter_later(&mut state);
+            self.schedule_dead_lettering(&mut state);
         } else {
             state = self.serve_arrivals(state, &arguments, taken, now, &mut effects);
         }
@@ -365,11 +366,11 @@ impl Queue {
         effects: &mut Effects,
     ) -> StateGuard<'q> {
         state.pump_arrivals(now, effects);
-        // Each message that came may make one go; if many more have to, the limits are new.
+        // Each new message may displace one. If many more exceed the limits, the limits are new.
         let dropped = effects.dead.len();
         while !state.trim(arguments, effects) {
             if arguments.dead_lettering.is_some() && effects.dead.len() - dropped > taken {
-                self.dead_letter_later(&mut state);
+                self.schedule_dead_lettering(&mut state);
                 break;
             }
             drop(state);
@@ -379,7 +380,7 @@ impl Queue {
         state
     }
 
-    /// The hold of a publisher that has `added` messages for which it had no credit.
+    /// A hold for a publisher that has `added` messages without credit.
     pub(crate) fn hold(self: &Arc<Self>, added: Load) -> ThrottledPublisher {
         ThrottledPublisher { queue: Arc::clone(self), added }
     }
@@ -406,8 +407,8 @@ impl Queue {
         state
     }
 
-    /// As [`Queue::trim`], but if very many dead letters would result, the broker's timer drops most of the messages, and then
-    /// serves the consumers. Returns whether none is left to it.
+    /// Like [`Queue::trim`], but if very many dead letters would result, leaves most of the messages to the broker's timer,
+    /// which then serves the consumers. Returns whether nothing is left to the timer.
     pub(super) fn trim_some<'q>(
         &'q self,
         mut state: StateGuard<'q>,
@@ -420,7 +421,7 @@ impl Queue {
         }
         let is_done = state.trim(&arguments, effects);
         if !is_done {
-            self.dead_letter_later(&mut state);
+            self.schedule_dead_lettering(&mut state);
         }
         (state, is_done)
     }
@@ -431,8 +432,8 @@ impl Queue {
         self.send_dead_letters_in_turn(dead, lined_up, now);
     }
 
-    /// As [`Queue::finish`], for the broker's timer: sends as many dead letters as fit into the turn, and comes back for the
-    /// others.
+    /// Like [`Queue::finish`], for the broker's timer: sends as many dead letters as fit into the turn. The timer calls
+    /// again for the others.
     pub(super) fn finish_in_turn(&self, state: StateGuard<'_>, effects: Effects, now: Timestamp) {
         let (dead, _) = self.conclude(state, effects, now);
         if dead > 0 {
@@ -440,8 +441,8 @@ impl Queue {
         }
     }
 
-    /// Sends dead letters that a step has left to the caller, or waits for those before them. Those for which the thread's turn
-    /// has no time are left to the broker's timer.
+    /// Sends the dead letters that a step has left to the caller, or waits for the thread that sends them. Dead letters that do
+    /// not fit into the thread's turn are left to the broker's timer.
     pub(super) fn send_dead_letters_in_turn(&self, dead: usize, lined_up: bool, now: Timestamp) {
         if lined_up {
             self.wait_for_dead_letters(now);
@@ -450,22 +451,22 @@ impl Queue {
         }
     }
 
-    /// Sends some of the dead letters in line as long as the thread's turn lasts, `at_least` this number, if there are as many.
-    /// Returns their number.
+    /// Sends queued dead letters until the thread's turn ends, `at_least` this number if there are as many. Returns their
+    /// number.
     pub(super) fn send_dead_letters(&self, at_least: usize, now: Timestamp) -> usize {
         if let Some(home) = self.context.home.upgrade() {
             return home.dead_letter(self, at_least, now);
         }
-        // They have nowhere to go without their virtual host.
+        // The virtual host is gone, so the dead letters are dropped.
         while !self.next_dead_letters(&Step::default(), usize::MAX).is_empty() {}
         0
     }
 
-    /// Releases the lock, updates counters, and returns the number of dead letters with a destination that are in line for
-    /// the caller to send on, or whether another thread will.
+    /// Releases the lock and updates counters. Returns the number of queued dead letters that the caller has to send, and
+    /// whether another thread sends them instead.
     fn conclude(&self, mut state: StateGuard<'_>, mut effects: Effects, now: Timestamp) -> (usize, bool) {
         self.look_at_paging(&mut state, now);
-        // Returned messages take nothing off the backlog, however often they are delivered.
+        // Redeliveries of returned messages do not reduce the backlog.
         let taken = effects.delivered.saturating_sub(effects.redelivered);
         let released = state.released_publishers(taken, now);
         self.schedule(&mut state);
@@ -486,17 +487,17 @@ impl Queue {
             } else if are_of_consumers && !self.context.paging.has_capacity() {
                 // Consumers do not pause as publishers do: their dead letters would grow the store's backlog without bound.
                 state.leave_dead_letters(dead);
-                self.dead_letter_later(&mut state);
+                self.schedule_dead_lettering(&mut state);
             } else {
                 let count = dead.len();
                 lined_up = !state.line_up(dead);
                 own = if lined_up { 0 } else { count };
                 if are_of_consumers {
-                    // One frame may give back very many. The timer sends those for which the turn has no time, and consumers
-                    // get nothing meanwhile if these are many.
+                    // One frame may reject very many messages. The timer sends the dead letters that do not fit into the
+                    // turn, and consumers get no deliveries while there are many of these.
                     (own, lined_up) = (own.min(1), false);
                     if state.has_many_dead_letters() {
-                        self.dead_letter_later(&mut state);
+                        self.schedule_dead_lettering(&mut state);
                     }
                 }
             }
@@ -512,37 +513,37 @@ impl Queue {
         (own, lined_up)
     }
 
-    /// Taken by the thread that sends the queue's dead letters on.
+    /// Locked by the thread that sends the queue's dead letters.
     pub(crate) fn dead_letters_turn(&self) -> MutexGuard<'_, (), { Rank::DeadLettersTurn as u8 }> {
         self.dead_letters_turn.lock()
     }
 
-    /// The next dead letters in line, `at_least` this number, for the thread that has the turn and has sent `sent` others on;
-    /// none if these are many, and it leaves the rest to the next thread that drops messages, or to
-    /// [`Queue::dead_letter_some`].
+    /// The next queued dead letters, `at_least` this number, for the thread that holds the turn and has already sent `sent`.
+    /// Returns none if that thread has sent many: the rest is left to the next thread that drops messages, or to
+    /// [`Queue::continue_dead_lettering`].
     pub(crate) fn next_dead_letters(&self, sent: &Step, at_least: usize) -> Vec<DeadLetter> {
         let mut state = self.state.lock();
         let next = state.next_dead_letters(sent, at_least);
         if state.has_dead_letters() {
-            self.dead_letter_later(&mut state);
+            self.schedule_dead_lettering(&mut state);
         }
         next
     }
 
-    /// Takes back dead letters for which there is no time in the turn of the thread that has got them.
+    /// Requeues dead letters that did not fit into the turn of the thread that took them.
     pub(crate) fn put_back_dead_letters(&self, letters: VecDeque<DeadLetter>) {
         self.state.lock().put_back_dead_letters(letters);
     }
 
-    /// Whether more dead letters wait here than threads that drop messages may leave behind.
+    /// Whether more dead letters are queued than threads that drop messages may leave behind.
     pub(crate) fn has_many_dead_letters(&self) -> bool {
         self.state.lock().has_many_dead_letters()
     }
 
-    /// Waits for the thread that is sending dead letters on, and sends some itself if none will, or if many wait: threads that
-    /// drop messages must not run far ahead of the one that sends them, which may have to wait for its next turn before it
-    /// begins. Returns `false` if many still wait when the thread's turn is over. Never called by a thread that has the turn of
-    /// any queue.
+    /// Waits for the thread that is sending dead letters. Sends some itself if no thread will, or if many are queued: threads
+    /// that drop messages must not run far ahead of the sending thread, which may only start in its next turn. Returns `false`
+    /// if many are still queued when this thread's turn is over. Must not be called by a thread that holds the dead-letter turn
+    /// of any queue.
     pub(crate) fn wait_for_dead_letters(&self, now: Timestamp) -> bool {
         loop {
             drop(self.dead_letters_turn.lock());

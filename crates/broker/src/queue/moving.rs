@@ -130,7 +130,7 @@ impl Queue {
         debug_assert_eq!(
             (refused, appended.dead, appended.lined_up),
             (0, 0, false),
-            "what is refused would be lost, and dead letters would wait for ever"
+            "refused messages would be lost, and dead letters would never be sent"
         );
         BegunMove { deliveries, transfer, until: appended.until }
     }
@@ -224,7 +224,7 @@ mod tests {
         assert!(!begun.transfer.is_empty());
         vhost.delete_queue(SessionId(1), "to", false, false).unwrap();
         let back = from.end_move(&to, begun, Timestamp(1)).unwrap_err();
-        assert_eq!(from.unacked_count(), 1, "it has not left");
+        assert_eq!(from.unacked_count(), 1, "the message has not left the queue");
         from.ack(back, Timestamp(1));
         rounds.step();
         assert_eq!(store.journal().segments().iter().map(|segment| segment.live).sum::<u64>(), 0);
@@ -261,7 +261,7 @@ mod tests {
             (&*properties, Some(7))
         );
         assert!(ForeignMessage::new("events", "a.b", &[0xff], b"").is_none(), "malformed");
-        // Nobody has seen it.
+        // No client has seen it.
         queue.requeue(vec![got], super::super::Returned::Unseen, Timestamp(1));
         let again = queue.get(false, Timestamp(1)).unwrap().delivery;
         assert!(!again.redelivered() && again.message().body().to_vec() == b"1");

@@ -5,8 +5,8 @@
 //! messages that were read or written are identified by position.
 //!
 //! # Example
-//! More is in memory than the watermark allows, and a queue has 3,000 ready transient messages, each of which takes
-//! 1 KiB of memory. The queue is long, since more than 128 KiB can leave, and is given a job:
+//! Memory exceeds the watermark, and a queue has 3,000 ready transient messages, each of which takes 1 KiB of memory.
+//! The queue is long, since more than 128 KiB can be paged out, and is scheduled:
 //! - It is split: the first 64 messages (64 KiB) stay as the head, the other 2,936 are the tail.
 //! - Five steps copy 512 messages each from the front of the tail and write them to transient segments, a sixth one the
 //!   last 376. After each write, those of them that are still in the tail join the run, which is on disk only. Persistent
@@ -180,7 +180,7 @@ impl Queue {
         let mut effects = Effects::default();
         let mut state = self.state.lock();
         state.paging.succeeded(|retries| &mut retries.reads);
-        // After a restart, as for those that it has loaded itself.
+        // As for messages that the restart itself loads.
         let too_often =
             |delivery: &Delivery| limit.is_some_and(|limit| delivery.has_just_failed_too_often(limit));
         let before = state.ready.bytes();
@@ -216,7 +216,7 @@ impl Queue {
             }
             match state.ready.page_out(extent, || Arc::new(store.transient_segments())) {
                 PagedOut::Nothing => {
-                    // Others need a write to leave memory.
+                    // Other messages need a write before they can leave memory.
                     if extent != Extent::Stored {
                         state.paging.stuck = state.ready.pageable();
                     }

@@ -128,7 +128,7 @@ impl Queue {
         for step in consumers.chunks(STEP) {
             let mut state = self.state.lock();
             for consumer in step {
-                if state.consumers.is_the_active(*consumer) {
+                if state.consumers.is_single_active_consumer(*consumer) {
                     active = Some(*consumer);
                 } else {
                     has_left |= self.remove_consumer(&mut state, *consumer, now);

@@ -32,7 +32,7 @@ pub(super) struct QueueState {
     pub(super) scheduled: Option<Timestamp>,
     /// The time of the last call of [`QueueState::drop_expired`] that left expired messages; `None` if there are none.
     pub(super) sweeping: Option<Timestamp>,
-    /// Whether it is among the broker's queues with dead letters to send ([`Queue::dead_letter_some`]).
+    /// Whether it is among the broker's queues with dead letters to send ([`Queue::continue_dead_lettering`]).
     pub(super) awaits_capacity: bool,
     /// Which messages are also in the store.
     pub(super) stores: StoredMessages,
@@ -56,7 +56,7 @@ struct DeadLetterLine {
     /// Whether a thread is sending dead letters, or will after its current work. If there is none, the next thread that
     /// drops messages sends them, or the broker's timer.
     has_sender: bool,
-    /// Some of them are messages that consumers rejected.
+    /// Whether some of them are messages that consumers rejected.
     of_consumers: bool,
     /// The queue itself if it is deleted: it is no longer in the topology, and its dead letters have yet to be sent.
     of_deleted: Option<Arc<Queue>>,
@@ -118,8 +118,9 @@ impl DeadLetter {
     }
 }
 
-/// The most dead letters that one dead message may cause through queues that drop it in turn. Cycles are cut, but full
-/// queues that all dead-letter to each other still have as many paths through them as there are orders of the queues.
+/// Maximum number of dead letters that one dropped message may cause through further queues. Cycles are cut, but if
+/// full queues all dead-letter to each other, the number of paths through them is still factorial in the number of
+/// queues.
 const MAX_DEAD_LETTERS_OF_A_CAUSE: u32 = 1_000;
 
 /// The reason why a message was dropped, as in the header `x-death`.
@@ -267,12 +268,12 @@ impl QueueState {
         !std::mem::replace(&mut line.has_sender, true)
     }
 
-    /// Queues dead letters for [`Queue::dead_letter_some`], unless a thread is already sending.
+    /// Queues dead letters for [`Queue::continue_dead_lettering`], unless a thread is already sending.
     pub(super) fn leave_dead_letters(&mut self, letters: Vec<DeadLetter>) {
         self.letters.get_or_insert_default().add(letters);
     }
 
-    /// Puts back letters that the thread with the turn has taken and not sent.
+    /// Requeues letters that the thread with the turn has taken and not sent.
     pub(super) fn put_back_dead_letters(&mut self, letters: VecDeque<DeadLetter>) {
         let line = self.letters.get_or_insert_default();
         for letter in letters.into_iter().rev() {
@@ -282,8 +283,8 @@ impl QueueState {
     }
 
     /// The next dead letters, `at_least` this number, for the thread that has the turn and has already sent `sent`. If
-    /// there are none, later dead letters need not wait any more. A thread that has sent many gets none:
-    /// [`QueueState::has_dead_letters`] returns whether it leaves some.
+    /// there are none, later dead letters need not wait any more. A thread that has sent many gets none;
+    /// [`QueueState::has_dead_letters`] returns whether some are left.
     pub(super) fn next_dead_letters(&mut self, sent: &Step, at_least: usize) -> Vec<DeadLetter> {
         match &mut self.letters {
             Some(line) if line.waiting.is_empty() => self.letters = None,

@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn consumers_are_shown_by_channel_until_they_go() {
+    fn consumers_are_listed_by_channel_until_they_leave() {
         let queue = queue();
         let consume = |session, channel: u16, tag| {
             let (consumer, arguments) = (Arc::new(On(channel)), RawTable::EMPTY);
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_a_queue_that_has_no_consumers_to_show() {
+    fn listing_consumers_does_not_lock_a_queue_without_consumers() {
         let queue = queue();
         let (sender, answer) = mpsc::sync_channel(1);
         let busy = queue.state.lock();

@@ -41,7 +41,7 @@ impl Attempts {
             failed.retain(|_, failures| !failures.is_over(now));
         }
         if failed.len() >= MAX_KNOWN {
-            // Somebody tries very many names. Clearing all entries gives them only a little more time.
+            // Very many names are being tried. Clearing all entries gives the attacker only a few more attempts.
             failed.clear();
         }
         let none = || Failures { hashes: Vec::new(), since: now };
@@ -88,20 +88,20 @@ mod tests {
     }
 
     #[test]
-    fn guessing_stops_for_a_while_and_for_nobody_else() {
+    fn guessing_is_blocked_for_a_while_for_that_user_and_network_only() {
         let (attempts, now) = (Attempts::default(), Instant::now());
         let (here, there) = ("10.0.0.1".parse().ok(), "10.0.0.2".parse().ok());
         guess(&attempts, here, now);
         assert!(!attempts.may_try(here, "u", now));
-        assert!(attempts.may_try(there, "u", now), "somewhere else");
-        assert!(attempts.may_try(here, "v", now), "somebody else");
+        assert!(attempts.may_try(there, "u", now), "from another network");
+        assert!(attempts.may_try(here, "v", now), "for another user");
         assert!(attempts.may_try(here, "u", now + WINDOW), "later");
         attempts.failed(here, "u", b"x", now + WINDOW);
         assert!(attempts.may_try(here, "u", now + WINDOW), "and counted anew");
     }
 
     #[test]
-    fn an_old_password_that_is_tried_again_and_again_locks_nobody_out() {
+    fn repeated_attempts_with_one_old_password_do_not_lock_out_others() {
         let (attempts, now) = (Attempts::default(), Instant::now());
         for _ in 0..10 * MAX_ATTEMPTS {
             attempts.failed(None, "u", b"old", now);

@@ -1,4 +1,4 @@
-//! Sending dead letters on.
+//! Sending dead letters.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,26 +14,28 @@ use crate::queue::{DeadLetter, DeathReason, Queue, Sender, Step};
 use crate::routing::Routed;
 use crate::time::Timestamp;
 
-/// Queues that dropped messages in favour of dead letters of others, and how many of their own this thread has to send.
+/// Queues that dropped messages because dead letters arrived, each with the number of its own dead letters that this
+/// thread has to send.
 type Pending = VecDeque<(Arc<Queue>, usize)>;
 
 /// Nanoseconds charged for creating a dead letter and finding its queues.
 const LETTER: u32 = 1_500;
 
-/// Nanoseconds charged for each of these queues, with the append.
+/// Nanoseconds charged for each destination queue, including the append.
 const APPEND: u32 = 150;
 
 impl VirtualHost {
-    /// Routes the first dead letters in the line of `from` to its dead-letter exchange, `at_least` this number if there are as
-    /// many, then those that other queues drop as a consequence, and so on; finally dead letters that `from` has dropped in the
-    /// meantime, if they are not many. Ends early, but not before it has sent one, once the thread's turn is over. Called
-    /// without any lock held. Letters to a missing exchange are dropped. Returns the number of dead letters of `from`.
+    /// Routes the first queued dead letters of `from` to its dead-letter exchange, `at_least` this number if there are as many.
+    /// Then sends the dead letters that other queues drop as a consequence, and so on, and finally those that `from` has
+    /// dropped in the meantime, if they are not many. Ends early when the thread's turn is over, but not before it has sent
+    /// one. Called without any lock held. Letters to a missing exchange are dropped. Returns the number of sent dead letters of
+    /// `from`.
     pub(crate) fn dead_letter(&self, from: &Queue, at_least: usize, now: Timestamp) -> usize {
         let mut pending = Pending::new();
         self.send_line(from, at_least, Step::default(), &mut pending, now, |pending| {
             while let Some((queue, dead)) = pending.pop_front() {
                 let mut sent = Step::default();
-                // The timer has turns of its own, but must not fall ever further behind.
+                // The rest could be left to the timer, unless it would fall further and further behind.
                 if work::is_turn_over() && !queue.has_many_dead_letters() {
                     sent.end();
                 }
@@ -45,10 +47,10 @@ impl VirtualHost {
     /// Sends dead letters of a queue that has sent `sent` others, `at_least` this number if there are as many and the thread's
     /// turn lasts. `after_each` is called after each of them. Returns their number.
     ///
-    /// If the queue is one that has received a dead letter, the caller has the turn of another queue, and may wait here for a
-    /// thread that sends this queue's dead letters. No thread gets dead letters of a queue to send while another sends them, so
-    /// that one began after the caller had got its dead letters, and so after the caller had begun. In a circle of such threads
-    /// each would have begun before the next: there is none.
+    /// No deadlock: if `from` is a queue that has received a dead letter, the caller holds the turn of another queue, and may
+    /// wait here for the thread that holds the turn of `from`. A thread is given dead letters of a queue only while no other
+    /// thread sends that queue's, so the thread that is waited for started after the caller. In a cycle of waiting threads,
+    /// each would have started before the next, which is impossible.
     fn send_line(
         &self,
         from: &Queue,
@@ -82,9 +84,9 @@ impl VirtualHost {
         count
     }
 
-    /// Sends one letter. If it is stored, the same record of the store says that it has arrived and that the
-    /// original message has left: after a crash exactly one of the two exists. Returns the position of the
-    /// original message if that has still to be settled.
+    /// Sends one letter. If it is stored, one record of the store contains both its arrival and the removal of the
+    /// original message, so that after a crash exactly one of the two exists. Returns the position of the original
+    /// message if that has still to be settled.
     fn send_dead_letter(
         &self,
         from: &Queue,
@@ -112,7 +114,7 @@ impl VirtualHost {
         let mut transfer = Transfer::default();
         let mut is_lost = queues.is_empty();
         for (at, queue) in queues.into_iter().enumerate() {
-            // The original message has already been confirmed, if at all; a full queue loses the letter.
+            // The original message was confirmed long ago, so a letter that a full queue refuses is lost.
             let queue_batch = stored_batch.at(at).in_transfer(dead.stored.is_some().then_some(&mut transfer));
             let sender = Sender::DeadLetters { budget: share };
             let appended =

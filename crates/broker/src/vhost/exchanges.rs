@@ -76,7 +76,7 @@ impl VirtualHost {
             |policies| policies.alternate_of(name, &exchange.arguments),
             |alternate| {
                 let mut topology = self.topology.write();
-                self.check_stands(&topology)?;
+                self.check_not_deleted(&topology)?;
                 // Again under the lock: another thread may have declared the exchange in the meantime.
                 if let Some((_, other)) = topology.exchange(name) {
                     self.check_equivalent(other, kind, declare, &exchange.arguments)?;

@@ -15,7 +15,7 @@ use crate::time::Timestamp;
 use crate::topology::{Destination, Topology};
 
 impl VirtualHost {
-    /// Calls `look` with the topology locked; `look` must be brief.
+    /// Calls `look` with the topology read-locked; `look` must be brief.
     pub(crate) fn with_topology<R>(&self, look: impl FnOnce(&Topology) -> R) -> R {
         look(&self.topology.read())
     }
@@ -25,7 +25,7 @@ impl VirtualHost {
     }
 
     /// Adds the counts of a deleted queue.
-    pub(crate) fn queue_has_passed(&self, counts: MessageCounts) {
+    pub(crate) fn add_counts_of_deleted_queue(&self, counts: MessageCounts) {
         *self.gone.lock() += counts;
     }
 
@@ -71,17 +71,17 @@ impl VirtualHost {
         self.topology.read().is_closed()
     }
 
-    /// Calls `note` to store something under the name of the virtual host, unless that has been deleted: the name on disk
-    /// may then belong to a new one. `note` must not call the virtual host.
+    /// Calls `note` to store an entry under the virtual host's name, unless the virtual host has been deleted, after
+    /// which the name on disk may belong to a new one. `note` must not call the virtual host.
     pub fn note(&self, note: impl FnOnce(&Catalogue) -> Ticket) -> Option<Ticket> {
         let catalogue = self.catalogue()?;
-        // Locked meanwhile, so that a deletion comes either before or after.
+        // Locked during the call, so that a deletion happens either before or after it.
         let topology = self.topology.read();
         (!topology.is_closed()).then(|| note(catalogue))
     }
 
     /// Refuses additions to a deleted virtual host. Called with the topology locked.
-    pub(super) fn check_stands(&self, topology: &Topology) -> Result<(), BrokerError> {
+    pub(super) fn check_not_deleted(&self, topology: &Topology) -> Result<(), BrokerError> {
         if topology.is_closed() { Err(BrokerError::NoVirtualHost(self.name.to_string())) } else { Ok(()) }
     }
 

@@ -48,7 +48,7 @@ impl VirtualHost {
         self.apply_policies(now);
     }
 
-    /// As [`Self::set_policy`], but existing queues and exchanges follow only when policies are
+    /// Like [`Self::set_policy`], but existing queues and exchanges change only when policies are
     /// [applied](Self::apply_policies).
     pub(crate) fn put_policy(&self, policy: Policy) {
         self.change_policies(|policies| policies.set(policy));
@@ -165,12 +165,12 @@ impl VirtualHost {
 
     /// Changes the policies. Call [`Self::apply_policies`] afterwards.
     pub(super) fn change_policies(&self, change: impl FnOnce(&mut PolicyTable)) {
-        // Copies the policies if anybody has a snapshot.
+        // Copies the policies if a snapshot is in use.
         change(Arc::make_mut(&mut self.policies.write()));
     }
 
-    /// Applies the policies to every queue and exchange, one after the other. A declaration that is concurrent to a change
-    /// before it either comes first and is included, or finds the new policies.
+    /// Applies the policies to every queue and exchange, one after the other. A concurrent declaration is either early
+    /// enough to be included, or finds the new policies.
     pub(crate) fn apply_policies(&self, now: Timestamp) {
         for exchange in self.exchanges() {
             self.with_policies(

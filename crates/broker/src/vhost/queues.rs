@@ -45,7 +45,7 @@ impl VirtualHost {
     ) -> Result<DeclaredQueue, BrokerError> {
         let stripped = strip_line_ends(declare.name);
         if declare.passive {
-            // The empty name is an ordinary name here; it does not stand for the last queue declared.
+            // In a passive declaration the empty name is an ordinary name; it does not mean the last declared queue.
             let queue = self.queue(session, &stripped).map_err(|error| match error {
                 BrokerError::NoPreviousQueue => BrokerError::no_queue(&stripped, &self.name),
                 error => error,
@@ -140,7 +140,7 @@ impl VirtualHost {
             |arguments| {
                 queue.set_arguments(arguments);
                 let mut topology = self.topology.write();
-                self.check_stands(&topology)?;
+                self.check_not_deleted(&topology)?;
                 let existing = topology.queue(name).map(|(_, other)| other.clone());
                 if existing.is_none() {
                     // Again: other threads may have created queues since.
@@ -352,8 +352,8 @@ impl VirtualHost {
         self.delete_in_steps(vec![doomed]);
     }
 
-    /// A ticket that is done when a missing queue is not on disk either. Another thread may have marked it as deleted
-    /// without having deleted the entries stored under its name: then this does it.
+    /// A ticket that is done when a missing queue is gone from disk as well. If another thread has marked the queue as
+    /// deleted but not yet deleted the entries stored under its name, this deletes them.
     fn ticket_of_gone(&self, name: &str) -> Ticket {
         let name = &*strip_line_ends(name);
         if self.topology.read().deleted_queue(name).is_some() {

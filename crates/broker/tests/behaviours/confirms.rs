@@ -47,7 +47,7 @@ fn a_full_queue_refuses_exactly_the_messages_it_does_not_take() {
 }
 
 #[test]
-fn a_queue_deleted_meanwhile_is_no_refusal() {
+fn a_deleted_queue_does_not_count_as_a_refusal() {
     let mut world = world();
     world.queue("q");
     publish(&mut world, "", "q", "0").unwrap();

@@ -4,7 +4,7 @@ use broker::*;
 use crate::world::*;
 
 #[test]
-fn nothing_is_delivered_before_the_consumer_says_so() {
+fn nothing_is_delivered_before_the_consumer_is_resumed() {
     let mut world = world();
     let queue = world.queue("q");
     world.publish_all("q", &["1"]);
@@ -96,7 +96,7 @@ fn nothing_is_delivered_after_cancel() {
     queue.resume(id, world.now);
     world.publish_all("q", &["1"]);
     assert!(recorder.bodies().is_empty());
-    assert!(!recorder.was_cancelled(), "the client did it, it need not be told");
+    assert!(!recorder.was_cancelled(), "the client cancelled it itself");
     assert_eq!(world.broker.metrics().consumers.get(), 0);
 }
 
@@ -146,7 +146,7 @@ fn a_single_active_consumer_is_followed_by_the_next() {
     let (_, two) = world.consume(&queue, 10, 0);
     let (_, three) = world.consume(&queue, 10, 0);
     world.publish_all("q", &["1", "2", "3"]);
-    assert_eq!((one.bodies().len(), two.bodies().len()), (2, 0), "a full one is not passed over");
+    assert_eq!((one.bodies().len(), two.bodies().len()), (2, 0), "a full active consumer is not skipped");
     queue.cancel(first, world.now);
     assert_eq!((two.bodies(), three.bodies().len()), (vec!["3".to_owned()], 0));
     let exclusive = ConsumerSpec { exclusive: true, ..spec(&one, &[]) };
@@ -154,7 +154,7 @@ fn a_single_active_consumer_is_followed_by_the_next() {
 }
 
 #[test]
-fn get_tells_how_many_are_left() {
+fn get_returns_the_number_of_remaining_messages() {
     let mut world = world();
     let queue = world.queue("q");
     world.publish_all("q", &["1", "2", "3"]);

@@ -30,7 +30,7 @@ fn flow(world: &World, exchange: &str) -> Option<((u64, u64), (u64, u64))> {
 fn a_queue_counts_messages_that_enter_and_how_they_leave() {
     let mut world = world();
     let queue = world.queue("q");
-    assert_eq!(totals(&world, &queue), None, "of nothing nothing is kept");
+    assert_eq!(totals(&world, &queue), None, "nothing was counted");
     world.publish_all("q", &["1", "2", "3", "4", "5"]);
     assert_eq!(totals(&world, &queue), Some([5, 0, 0, 0, 0, 0, 0, 0]));
     let got = world.get(&queue);
@@ -50,7 +50,7 @@ fn a_queue_counts_messages_that_enter_and_how_they_leave() {
 }
 
 #[test]
-fn consumers_that_need_not_acknowledge_are_counted_apart() {
+fn automatically_acknowledged_deliveries_are_counted_separately() {
     let mut world = world();
     let queue = world.queue("q");
     let recorder = Recorder::new(10);

@@ -33,7 +33,7 @@ fn expiring_after(milliseconds: &str) -> Properties<'_> {
 }
 
 #[test]
-fn a_rejected_message_tells_its_story() {
+fn a_rejected_message_is_dead_lettered_with_its_x_death_header() {
     let mut world = world();
     let queue = world.queue_with("q", &dead_letter_to("dead"));
     let dead = world.queue("dead");
@@ -70,15 +70,15 @@ fn the_time_of_a_death_is_that_of_the_wall_clock() {
     let [exchange, key] = dead_letter_to("dead");
     let brief = world.queue_with("brief", &[exchange, key, ("x-message-ttl", FieldValue::I32(10))]);
     let dead = world.queue("dead");
-    // The wall clock is set two hours ahead while the message waits, which expires no earlier for that.
+    // The wall clock is set two hours ahead while the message waits, which does not affect its expiry.
     world.publish("", "brief", "m");
     BEHIND.set(-7_200_000);
     world.wait(9);
     assert_eq!((brief.message_count(), dead.message_count()), (1, 0));
     world.wait(1);
     let headers = headers_of(&world.get(&dead));
-    let shown = FieldValue::Timestamp(world.now.seconds() + 7_200);
-    assert_eq!(deaths(&headers)[0].get("time"), Some(&shown));
+    let expected = FieldValue::Timestamp(world.now.seconds() + 7_200);
+    assert_eq!(deaths(&headers)[0].get("time"), Some(&expected));
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn a_refused_message_is_dead_lettered_if_asked_for() {
 }
 
 #[test]
-fn letters_go_round_only_if_clients_reject_them() {
+fn dead_letters_may_cycle_only_if_clients_reject_them() {
     let mut world = world();
     let [exchange, to_wait] = dead_letter_to("wait");
     let [_, to_work] = dead_letter_to("work");
@@ -201,7 +201,7 @@ fn letters_go_round_only_if_clients_reject_them() {
         assert_eq!(wait.message_count(), 1);
         world.wait(10);
     }
-    assert_eq!(work.message_count(), 1, "a rejection lies between");
+    assert_eq!(work.message_count(), 1, "the cycle includes a rejection");
     let alone = world.queue_with("alone", &[exchange, ttl]);
     world.publish("", "alone", "m");
     alone.reject(vec![world.get(&alone)], Returned::Failed, world.now);
@@ -211,7 +211,7 @@ fn letters_go_round_only_if_clients_reject_them() {
 }
 
 #[test]
-fn without_a_key_of_its_own_a_letter_keeps_its_keys() {
+fn without_a_dead_letter_routing_key_a_letter_keeps_its_keys() {
     let mut world = world();
     let queue = world.queue_with("q", &[("x-dead-letter-exchange", FieldValue::text("amq.topic"))]);
     for name in ["dead", "copied", "blind"] {
@@ -231,7 +231,7 @@ fn without_a_key_of_its_own_a_letter_keeps_its_keys() {
 }
 
 #[test]
-fn without_an_exchange_and_with_a_missing_one_messages_just_go() {
+fn messages_are_dropped_without_a_dead_letter_exchange_or_with_a_missing_one() {
     let mut world = world();
     let queue = world.queue_with("q", &[("x-dead-letter-exchange", FieldValue::text("missing"))]);
     world.publish("", "q", "m");
@@ -252,7 +252,7 @@ fn a_queue_that_expires_or_is_deleted_takes_its_messages_along() {
 }
 
 #[test]
-fn full_queues_that_all_dead_letter_to_each_other_come_to_an_end() {
+fn dead_lettering_among_full_queues_ends() {
     let mut world = world();
     let full =
         [("x-max-length", FieldValue::I32(0)), ("x-dead-letter-exchange", FieldValue::text("amq.fanout"))];
@@ -281,8 +281,8 @@ fn a_queue_that_gets_a_message_and_its_dead_letter_has_the_message_first() {
     assert_eq!(order, ["amq.fanout", "", ""]);
 }
 
-/// A dead letter may cause a thousand others at most, as full queues may push messages round in circles; those that were due
-/// before are none of these.
+/// A dead letter may cause at most a thousand others, because full queues may dead-letter in cycles. Messages that were due
+/// before do not count.
 #[test]
 fn expired_messages_survive_dead_letters_that_arrive_before_they_leave() {
     let mut world = world();
@@ -318,7 +318,7 @@ fn chains_of_queues_lose_nothing_when_all_of_their_messages_have_expired() {
     assert_eq!(done.message_count(), 9_000);
 }
 
-/// RabbitMQ has dropped them by then.
+/// RabbitMQ has dropped the expired messages by then.
 #[test]
 fn a_dead_letter_takes_the_place_of_expired_messages_in_a_full_queue() {
     let mut world = world();
@@ -335,7 +335,7 @@ fn a_dead_letter_takes_the_place_of_expired_messages_in_a_full_queue() {
     assert_eq!(text(&world.get(&full)), "letter");
 }
 
-/// Other publishers' confirms would otherwise wait behind everything that has expired.
+/// Otherwise other publishers' confirms would wait until everything expired is dead-lettered.
 #[test]
 fn expired_messages_wait_for_store_capacity_to_be_dead_lettered() {
     const MB: usize = 1_000_000;
@@ -364,7 +364,7 @@ fn expired_messages_wait_for_store_capacity_to_be_dead_lettered() {
     assert_eq!(dead.message_count(), 150);
 }
 
-/// A policy without a dead-letter exchange is a way to make room.
+/// Operators may free space by a policy without a dead-letter exchange.
 #[test]
 fn messages_that_are_only_dropped_need_no_store_capacity() {
     let mut disk_world = disk_world(42);
@@ -410,9 +410,9 @@ fn publish_to(publisher: &mut Publisher, exchange: &str, routing_key: &str, body
 
 const NOW: Timestamp = Timestamp(1_000_000);
 
-/// It has letters to send once the other queue has its message, in its next turn: nobody may wait for that on its thread.
+/// The publisher sends its dead letters in its next turn, once the other queue has its message. No thread may block until then.
 #[test]
-fn a_publisher_whose_turn_ends_between_two_queues_holds_up_nobody() {
+fn a_publisher_whose_turn_ends_between_two_queues_does_not_block_others() {
     let World { broker, vhost, publisher: mut slow, .. } = world();
     let guest = broker.authenticate("guest", b"guest", true).unwrap();
     let mut world = World { publisher: vhost.publisher(&guest), broker, vhost, now: NOW };
@@ -427,7 +427,7 @@ fn a_publisher_whose_turn_ends_between_two_queues_holds_up_nobody() {
     work::charge(work::TURN, 1);
     assert!(!publish_to(&mut slow, "amq.fanout", "", "1"), "one queue has it");
     drop(turn);
-    // More than may wait for the one who has to send them.
+    // More than may wait for the thread that has to send them.
     const COUNT: u32 = 5_000;
     let (done, is_done) = mpsc::sync_channel(4);
     let mut fast = world.vhost.publisher(&guest);
@@ -452,9 +452,10 @@ fn a_publisher_whose_turn_ends_between_two_queues_holds_up_nobody() {
     assert!((a == all && b == late) || (b == all && a == late), "{} and {} sent", a.len(), b.len());
 }
 
-/// Each queue's letters go to the others: threads that send one queue's letters have those of another to send.
+/// Each queue's dead letters are routed to the others, so threads that send one queue's letters also have to send those
+/// of another.
 #[test]
-fn queues_that_dead_letter_to_each_other_hold_up_nobody() {
+fn queues_that_dead_letter_to_each_other_do_not_deadlock() {
     let mut world = world();
     let guest = world.broker.authenticate("guest", b"guest", true).unwrap();
     const QUEUES: [&str; 3] = ["a", "b", "c"];
@@ -514,7 +515,7 @@ fn letters_that_should_arrive_at_least_once_are_counted_if_they_are_lost() {
         1,
         "one arrived"
     );
-    // Others promise nothing.
+    // Other strategies do not count lost letters.
     assert_eq!(lost_by("c", [&to_full[..], &[refusing]].concat()), 0);
     assert_eq!(lost_by("d", [&to_full[..], &[strategy]].concat()), 0);
     assert_eq!(full.message_count(), 1);

@@ -99,7 +99,7 @@ fn deleting_missing_queues_and_exchanges_succeeds() {
 }
 
 #[test]
-fn conditions_keep_queues_and_exchanges() {
+fn queues_and_exchanges_are_not_deleted_against_conditions() {
     let mut world = world();
     let queue = world.queue("q");
     world.publish("", "q", "1");
@@ -146,7 +146,7 @@ fn standard_exchanges_stay_and_reserved_names_are_refused() {
 }
 
 #[test]
-fn the_default_exchange_is_nobodys_to_change() {
+fn the_default_exchange_cannot_be_changed() {
     let mut world = world();
     world.queue("q");
     let expected = (403, "operation not permitted on the default exchange".to_owned());

@@ -152,7 +152,7 @@ impl DiskWorld {
                 Fetched::Got(got) => return Some(got.delivery),
                 Fetched::Empty => return None,
                 Fetched::Later => {
-                    assert!(self.page(), "nobody loads it");
+                    assert!(self.page(), "the message is not loaded");
                     assert_eq!(reported.times(), 1, "it was loaded");
                 }
             }

@@ -71,7 +71,7 @@ fn a_delivery_limit_counts_across_restarts() {
     assert_eq!(disk_world.drain("q"), Vec::<String>::new(), "delivered more often than allowed");
 }
 
-/// As in RabbitMQ, where a limit that has become smaller drops no message before its next failure.
+/// As in RabbitMQ, a reduced limit drops no message before its next failure.
 #[test]
 fn a_start_drops_no_message_that_failed_more_often_than_a_newer_limit_allows() {
     let mut disk_world = disk_world(36);
@@ -102,7 +102,7 @@ fn a_quorum_queue_stores_transient_messages_too() {
         let transient = |disk_world: &mut DiskWorld, body| {
             disk_world.publish_with("amq.fanout", "", body, Properties::default().with_delivery_mode(1)).until
         };
-        assert!(transient(&mut disk_world, "acked").is_some(), "there is something to wait for");
+        assert!(transient(&mut disk_world, "acked").is_some(), "the acknowledgement is stored");
         disk_world.publish("amq.fanout", "", "persistent");
         transient(&mut disk_world, "delivered");
         transient(&mut disk_world, "left");
@@ -124,7 +124,7 @@ fn a_quorum_queue_stores_transient_messages_too() {
         let disk_world = disk_world.crash();
         assert_eq!(disk_world.drain(quorum_name), Vec::<String>::new());
         let live = disk_world.store.journal().segments().iter().map(|segment| segment.live).sum::<u64>();
-        assert_eq!(live, 0, "nobody refers to a message any more");
+        assert_eq!(live, 0, "no queue refers to a message any more");
     }
 }
 
@@ -170,7 +170,7 @@ fn each_of_many_queues_has_its_own() {
     disk_world.sync();
     let disk_world = disk_world.crash();
     let live = disk_world.store.journal().segments().iter().map(|segment| segment.live).sum::<u64>();
-    assert_eq!(live, 3, "of the deleted queue nothing is needed");
+    assert_eq!(live, 3, "no message of the deleted queue is needed");
     assert_eq!(
         (disk_world.drain("a"), disk_world.drain("b")),
         (vec!["one".into(), "two".into()], vec!["two".to_owned()])
@@ -209,7 +209,7 @@ fn a_dead_letter_is_in_one_place_wherever_the_power_fails() {
         disk_world.publish("", "q", "m");
         disk_world.sync();
         queue.reject(vec![disk_world.world.get(&queue)], Returned::Failed, disk_world.world.now);
-        // The kernel has written an arbitrary part of the last round.
+        // The kernel may have written any part of the last round.
         disk_world.disk.set_faults(Faults { sync: 500, write: 300, names: 0 });
         disk_world.rounds.step();
         let found = disk_world.crash();
@@ -323,8 +323,8 @@ fn a_failing_disk_confirms_nothing_and_its_messages_are_written_later() {
     assert_eq!(disk_world.crash().drain("q"), ["m"]);
 }
 
-/// Random publishes and settlements, with occasional power failures: everything that was on disk is there, in
-/// order, and everything whose settlement was on disk is not.
+/// Random publishes and settlements, with occasional power failures: all messages that were on disk are restored, in
+/// order, except those whose settlement was on disk.
 #[test]
 fn no_confirmed_message_is_lost_and_none_settled_comes_back() {
     for seed in 0..4 {

@@ -7,7 +7,7 @@ fn exclusive(world: &World, name: &str) -> std::sync::Arc<Queue> {
 }
 
 #[test]
-fn others_are_locked_out() {
+fn other_sessions_cannot_use_an_exclusive_queue() {
     let world = world();
     exclusive(&world, "q");
     let text = "cannot obtain exclusive access to locked queue 'q' in vhost '/'. It could be originally declared on \
@@ -43,7 +43,7 @@ fn exclusive_has_to_match_on_redeclare() {
 }
 
 #[test]
-fn they_go_with_their_session_and_take_their_bindings_along() {
+fn exclusive_queues_are_deleted_with_their_session_and_their_bindings() {
     let mut world = world();
     let queue = exclusive(&world, "q");
     world.queue("stays");
@@ -75,11 +75,11 @@ fn exclusive_queues_are_transient_even_if_declared_durable() {
     let declare = |durable| QueueDeclare { name: "q", durable, exclusive: true, ..Default::default() };
     assert!(!world.declare(declare(true)).unwrap().queue.properties().durable);
     assert!(world.declare(declare(false)).is_ok());
-    assert!(world.declare(declare(true)).is_ok(), "nor do they differ by it");
+    assert!(world.declare(declare(true)).is_ok(), "durable makes no difference");
 }
 
 #[test]
-fn a_binding_is_judged_before_the_queues_owner() {
+fn a_binding_is_validated_before_the_queues_owner() {
     let world = world();
     world.declare(QueueDeclare { name: "q", exclusive: true, ..Default::default() }).unwrap();
     world.exchange("e", "x-consistent-hash");

@@ -36,7 +36,7 @@ fn get_does_not_count_expired_messages_behind_as_remaining() {
     let queue = world.queue("q");
     world.publish("", "q", "lasting");
     world.try_publish("", "q", "expired", Properties::default().with_expiration("0")).unwrap();
-    assert_eq!(queue.message_count(), 2, "it is looked at only when it comes to the head");
+    assert_eq!(queue.message_count(), 2, "it is checked only when it comes to the head");
     assert_eq!(queue.get(true, world.now).unwrap().remaining, 0);
 }
 

@@ -80,7 +80,7 @@ fn a_traced_publish_shows_its_exchange_keys_and_queues() {
 #[test]
 fn a_message_is_traced_before_its_queues_receive_it() {
     let (mut world, hears) = traced();
-    // The queue receives both, which shows their order.
+    // The queue receives both messages, so their order is visible.
     world.bind("hears", "amq.fanout", "");
     world.publish("amq.fanout", "", "body");
     assert_eq!(heard(&world, &hears), pairs(&[("publish.amq.fanout", "body"), ("", "body")]));

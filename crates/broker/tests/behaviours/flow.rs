@@ -7,7 +7,7 @@ use broker::*;
 
 use crate::world::*;
 
-/// A consumer whose connection has something to do all the time.
+/// A consumer whose connection is never idle.
 struct Connected(Arc<Recorder>);
 
 impl Consumer for Connected {
@@ -25,7 +25,7 @@ impl Consumer for Connected {
 }
 
 impl Connected {
-    /// Registers a consumer of `session` that has no room.
+    /// Registers a consumer of `session` without capacity.
     fn to(queue: &Queue, session: SessionId) -> (Arc<Self>, ConsumerId) {
         let connected = Arc::new(Self(Recorder::new(0)));
         let none = table(&[]);
@@ -63,11 +63,11 @@ fn waiter() -> (Arc<dyn Waiter>, Arc<AtomicBool>) {
 }
 
 #[test]
-fn messages_that_come_back_do_not_show_that_holding_helps() {
+fn redeliveries_do_not_count_as_progress_of_consumers() {
     let mut world = world();
     let queue = world.queue("q");
     let (consumer, id) = Connected::to(&queue, OTHER);
-    // Each of these is delivered again and again.
+    // These messages are redelivered again and again.
     assert_eq!(publish(&mut world, 1_000), None);
     let returned = consumer.take(&queue, id, 1_000, world.now);
     queue.requeue(returned, Returned::Released, world.now);
@@ -81,7 +81,7 @@ fn messages_that_come_back_do_not_show_that_holding_helps() {
         queue.requeue(returned, Returned::Released, world.now);
     }
     assert!(woken.load(Ordering::Relaxed));
-    assert_eq!(publish(&mut world, 20_000), None, "nobody is held, since it did not help");
+    assert_eq!(publish(&mut world, 20_000), None, "no publisher is held, since that did not help");
 }
 
 /// Publishes until there is a hold.
@@ -92,7 +92,7 @@ fn hold_of(world: &mut World) -> Box<ThrottledPublisher> {
         }
         world.wait(1);
     }
-    panic!("nobody is held");
+    panic!("the publisher is never held");
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn a_publisher_is_held_once_in_a_turns_messages_however_it_flushes() {
     while publish(&mut world, 1).is_none() {
         since += 1;
     }
-    // The last one was asked for without waiting.
+    // The last hold was returned without a wait.
     assert_eq!(since, 511);
     // Larger bodies count by their size.
     let body = [0; 64 << 10];

@@ -54,7 +54,7 @@ fn an_end_counts_one_failure_however_many_consumers_leave() {
 }
 
 #[test]
-fn a_queue_that_ends_with_its_last_consumer_takes_nothing_back() {
+fn a_queue_deleted_with_its_last_consumer_takes_no_deliveries_back() {
     let mut world = world();
     let dead = world.queue("dead");
     let [exchange, key] = dead_letter_to("dead");
@@ -68,7 +68,7 @@ fn a_queue_that_ends_with_its_last_consumer_takes_nothing_back() {
     assert!(queue.is_deleted() && !recorder.was_cancelled());
     assert_eq!((queue.message_count(), queue.unacked_count(), dead.message_count()), (0, 0, 0));
     assert_eq!(world.broker.metrics().messages_requeued.get(), 0);
-    // It has none of them any more.
+    // The consumer is gone already.
     queue.leave(&[id], Vec::new(), world.now);
 }
 
@@ -99,7 +99,7 @@ fn very_many_consumers_leave_before_another_is_served() {
     assert_eq!((other.bodies(), queue.consumer_count()), (vec!["1".into(), "2".into(), "3".into()], 1));
 }
 
-/// Many enough that they are put back at once.
+/// Enough messages to be put back as one batch.
 const MANY: usize = 3_000;
 
 #[test]
@@ -161,7 +161,7 @@ fn very_many_refused_messages_are_charged_and_dead_lettered_in_order() {
 }
 
 #[test]
-fn nobody_is_served_while_very_many_messages_come_back() {
+fn no_consumer_is_served_while_very_many_messages_return() {
     let mut world = world();
     let queue = single_active(&world);
     let bodies = publish_numbers(&mut world, MANY);
@@ -169,7 +169,7 @@ fn nobody_is_served_while_very_many_messages_come_back() {
     let (_, two) = world.consume(&queue, usize::MAX, 0);
     let (over, now) = (AtomicBool::new(false), world.now);
     thread::scope(|scope| {
-        // Each message that arrives offers what there is to a consumer with room.
+        // Each arriving message offers the ready messages to consumers with capacity.
         let publishing = scope.spawn(|| {
             let mut published = 0;
             while !over.load(Ordering::SeqCst) {

@@ -30,11 +30,11 @@ fn only_ready_messages_count_and_a_requeue_can_evict_the_head() {
     world.publish_all("q", &["2", "3"]);
     assert_eq!(queue.message_count(), 2);
     queue.requeue(vec![held], Returned::Failed, world.now);
-    assert_eq!(world.drain(&queue), ["2", "3"], "what came back was the oldest");
+    assert_eq!(world.drain(&queue), ["2", "3"], "the requeued message was the oldest");
 }
 
 #[test]
-fn a_batch_is_judged_as_if_its_messages_came_alone() {
+fn length_limits_apply_to_a_batch_as_to_single_messages() {
     let mut world = world();
     let reject = FieldValue::text("reject-publish");
     let queue = world.queue_with("q", &[("x-max-length", FieldValue::I32(2)), ("x-overflow", reject)]);

@@ -2,25 +2,25 @@
 //!
 //! | behaviour | tests in |
 //! |---|---|
-//! | confirms: unroutable is acked, refused by a full queue is nacked, a deleted queue is no reason to nack | `confirms` |
+//! | confirms: unroutable is acked, refused by a full queue is nacked, a deleted queue is no reason for a nack | `confirms` |
 //! | deliveries are not repeated or lost by prefetch, priorities, cancelling | `consuming` |
 //! | messages are counted, with rates | `counting` |
 //! | requeue restores the position and marks as redelivered | `requeue_order` |
-//! | what a client leaves behind comes back in one step | `leaving` |
-//! | exclusive queues belong to a session and go with it | `exclusive_queues` |
+//! | a leaving client's consumers and deliveries are handled in one step | `leaving` |
+//! | exclusive queues belong to a session and are deleted with it | `exclusive_queues` |
 //! | declare, passive, redeclare, names, delete with conditions | `declaring` |
-//! | bindings, exchanges that go with them, cycles, duplicates, the default exchange | `bindings` |
+//! | bindings, auto-delete exchanges, cycles, duplicates, the default exchange | `bindings` |
 //! | CC and BCC, alternate exchanges, headers, user-id, expiration | `routing` |
 //! | length limits, which refuse or drop messages | `length_limits` |
 //! | time to live, of messages and queues | `expiry` |
 //! | dead letters, and their header | `dead_letters` |
 //! | quorum queues count deliveries and limit them | `quorum_queues` |
-//! | what RabbitMQ 4 does otherwise | `rabbitmq_4` |
+//! | behaviour of RabbitMQ 4 that differs from 3.10 | `rabbitmq_4` |
 //! | consistent hash exchanges | `consistent_hash` |
 //! | persistent messages of durable queues survive a power failure | `durable_messages` |
 //! | messages leave memory for the disk, and come back in their positions | `paging` |
-//! | so do those that consumers have given back | `paging_returned` |
-//! | so do those of many short queues | `paging_many` |
+//! | so do messages that consumers have returned | `paging_returned` |
+//! | so do messages of many short queues | `paging_many` |
 //! | operators' tools read and change definitions | `managing` |
 //! | the firehose reports publishes and deliveries | `firehose` |
 //! | many threads at once | `many_threads` |

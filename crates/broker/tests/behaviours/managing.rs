@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::disk_world::disk_world;
 
 const NOW: Timestamp = Timestamp(1);
-const NOBODY: SessionId = SessionId(u64::MAX);
+const NO_SESSION: SessionId = SessionId(u64::MAX);
 
 fn broker() -> Arc<Broker> {
     Broker::new(BrokerConfig::default())
@@ -53,7 +53,7 @@ fn exported_definitions_can_be_loaded_and_exported_again() {
     assert!(other.export(Some(&vhost)).get("users").is_none(), "which belong to no virtual host");
 }
 
-/// As RabbitMQ, which passes the queue over and makes all bindings.
+/// As in RabbitMQ, which skips the queue and creates all bindings.
 #[test]
 fn definitions_bind_queues_that_are_exclusive_to_clients() {
     let broker = broker();
@@ -130,13 +130,13 @@ fn declarations_in_a_deleted_vhost_are_not_in_the_next_of_its_name() {
         for number in 0.. {
             let name = &*format!("q{number}");
             let queue = QueueDeclare { name, durable: true, ..QueueDeclare::default() };
-            if let Err(error) = client.declare_queue(NOBODY, &queue, NOW) {
+            if let Err(error) = client.declare_queue(NO_SESSION, &queue, NOW) {
                 return error;
             }
             let exchange =
                 ExchangeDeclare { name, kind: "topic", durable: true, ..ExchangeDeclare::default() };
             let binding = Binding { source: name, destination: name, ..Binding::default() };
-            let _ = client.declare_exchange(&exchange).and_then(|_| client.bind_queue(NOBODY, &binding));
+            let _ = client.declare_exchange(&exchange).and_then(|_| client.bind_queue(NO_SESSION, &binding));
             let _ = declared.try_send(());
         }
         unreachable!("it is deleted before")
@@ -192,7 +192,7 @@ fn entries_for_a_deleted_virtual_host_are_deleted_and_others_are_kept() {
 }
 
 #[test]
-fn a_deleted_user_has_no_permissions_when_it_comes_again() {
+fn a_deleted_and_recreated_user_has_no_permissions() {
     let broker = broker();
     let user = json!({"users": [{"name": "u", "password": "p", "tags": ""}]});
     load(&broker, &user);
@@ -213,7 +213,7 @@ fn policies_and_operator_policies_are_shown_with_the_merged_result() {
     let broker = broker();
     let vhost = broker.vhost("/").unwrap();
     let declare = QueueDeclare { name: "q", ..QueueDeclare::default() };
-    let queue = vhost.declare_queue(NOBODY, &declare, NOW).unwrap().queue;
+    let queue = vhost.declare_queue(NO_SESSION, &declare, NOW).unwrap().queue;
     let policy =
         json!({"name": "p", "vhost": "/", "pattern": "", "definition": {"max-length": 9, "message-ttl": 5}});
     broker.define(Section::Policies, policy, NOW).unwrap();
@@ -257,7 +257,7 @@ fn bindings_are_found_from_both_ends() {
 }
 
 #[test]
-fn a_name_that_amqp_cannot_say_is_refused_before_anything_changes() {
+fn a_name_longer_than_a_short_string_is_refused_before_anything_changes() {
     let broker = broker();
     let long = "x".repeat(256);
     let refused = |section: Section, entry: Value| {
@@ -269,8 +269,8 @@ fn a_name_that_amqp_cannot_say_is_refused_before_anything_changes() {
     let policy = json!({"name": long, "vhost": "/", "pattern": "", "definition": {"max-length": 1}});
     refused(Section::Policies, policy);
     let declare = QueueDeclare { name: "q", ..QueueDeclare::default() };
-    let queue = broker.vhost("/").unwrap().declare_queue(NOBODY, &declare, NOW).unwrap().queue;
-    assert_eq!(queue.arguments().max_length, None, "no policy holds that nobody can see");
+    let queue = broker.vhost("/").unwrap().declare_queue(NO_SESSION, &declare, NOW).unwrap().queue;
+    assert_eq!(queue.arguments().max_length, None, "a refused policy has no effect");
     let topic = json!({"user": "guest", "vhost": "/", "exchange": long, "write": "", "read": ""});
     refused(Section::TopicPermissions, topic);
 }

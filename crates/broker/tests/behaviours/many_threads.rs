@@ -212,7 +212,7 @@ fn ten_queues_are_served_at_the_same_moment_and_none_is_left_behind() {
         let guest = world.broker.authenticate("guest", b"guest", true).unwrap();
         let mut publisher = world.vhost.publisher(&guest);
         let done = done.clone();
-        // Not scoped: if the threads wait for one another, the test should fail rather than wait with them.
+        // Not scoped, so that the test fails instead of hanging if the threads deadlock.
         thread::spawn(move || {
             for _ in 0..100 {
                 let body = Body::Copied(b"m");
@@ -228,8 +228,8 @@ fn ten_queues_are_served_at_the_same_moment_and_none_is_left_behind() {
     }
 }
 
-/// Holds up the thread that sends letters to its queue until another thread has dropped its message as well,
-/// and has had every chance to send that letter on.
+/// Blocks the thread that sends dead letters to its queue until another thread has dropped its message as well, and has
+/// had the opportunity to send that dead letter.
 struct Gate {
     entered: mpsc::SyncSender<()>,
     dropping: Arc<Queue>,
@@ -240,7 +240,7 @@ impl Consumer for Gate {
     fn accept(&self, offer: &mut Offer<'_>) -> ConsumerCapacity {
         while offer.next().is_some() {
             self.entered.send(()).unwrap();
-            // On a thread of its own, as this one has locked a queue.
+            // On a separate thread, because this one has locked a queue.
             let wait = || {
                 while self.dropping.unacked_count() > 0 {
                     thread::yield_now();

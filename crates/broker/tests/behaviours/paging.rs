@@ -20,7 +20,7 @@ pub(crate) fn bodies(numbers: impl IntoIterator<Item = usize>) -> Vec<String> {
     numbers.into_iter().map(body).collect()
 }
 
-/// Alternates between stretches of persistent and transient messages.
+/// Alternates between runs of persistent and transient messages.
 fn is_persistent(number: usize) -> bool {
     !(number / 7).is_multiple_of(3)
 }
@@ -132,7 +132,7 @@ fn set_policy(disk_world: &DiskWorld, definition: &str) {
 }
 
 #[test]
-fn above_the_watermark_queues_that_nobody_touches_let_go_and_stop_below_it() {
+fn above_the_watermark_idle_queues_page_out_and_stop_below_it() {
     let mut disk_world = paging(4, (MANY * BODY * 3 / 2) as u64);
     disk_world.durable("q", &[]);
     publish(&mut disk_world, 0..MANY);
@@ -150,7 +150,7 @@ fn above_the_watermark_queues_that_nobody_touches_let_go_and_stop_below_it() {
 }
 
 #[test]
-fn a_consumer_is_served_from_disk_as_it_goes_on() {
+fn a_consumer_is_served_from_disk() {
     let (disk_world, queue) = backlog(5, &[]);
     let (id, consumer) = disk_world.world.consume(&queue, 100, 0);
     for done in 1.. {
@@ -216,7 +216,7 @@ fn a_waiting_get_is_woken_when_the_queue_is_purged_or_deleted() {
         }
         assert_eq!(reported.times(), 1);
         assert!(matches!(queue.fetch(true, disk_world.world.now, &waiter), Fetched::Empty));
-        // The load that was requested has nothing to do.
+        // The requested load finds nothing to load.
         disk_world.page();
         assert_eq!((queue.message_count(), files_of_transient(&disk_world)), (0, 0));
     }

@@ -1,4 +1,4 @@
-//! Many queues, none of which is long: together they leave memory as one long queue does.
+//! Many short queues together are paged out like one long queue.
 
 use amqp::Properties;
 
@@ -41,7 +41,7 @@ fn assert_all_there(disk_world: &DiskWorld, queues: usize, each: usize) {
 }
 
 #[test]
-fn queues_that_are_not_long_let_go_if_nothing_else_can() {
+fn short_queues_are_paged_out_if_there_are_no_long_ones() {
     for (each, bytes, persistent) in
         [(5, 20_000, true), (1, 100_000, true), (50, 2000, true), (5, 20_000, false)]
     {
@@ -99,11 +99,11 @@ fn queue_heads_are_paged_out_too_and_return_to_the_front() {
 }
 
 #[test]
-fn nothing_is_tried_again_and_again_where_nothing_can_leave() {
+fn paging_out_is_not_retried_if_no_message_can_leave_memory() {
     let mut disk_world = paging(44, WATERMARK);
-    // Too little in each to be worth a write.
+    // Too little in each queue to be worth a write.
     let queues = fill(&mut disk_world, 1, 10_000, false);
-    assert!(disk_world.page(), "it is tried once");
+    assert!(disk_world.page(), "it is attempted once");
     let paging_status = disk_world.world.broker.paging_status();
     assert!(
         paging_status.resident > MIN_LIMIT as u64 && paging_status.paged_messages == 0,

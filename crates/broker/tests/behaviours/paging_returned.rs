@@ -1,4 +1,4 @@
-//! Messages that consumers have given back leave memory, too, and are what they were when they are redelivered.
+//! Messages that consumers have returned are paged out as well, and are redelivered unchanged.
 
 use std::sync::Arc;
 
@@ -24,14 +24,14 @@ fn take_and_return(disk_world: &DiskWorld, queue: &Queue, count: usize, returned
 }
 
 #[test]
-fn a_consumer_that_gives_everything_back_leaves_a_queue_that_pages() {
+fn a_queue_pages_out_messages_that_a_consumer_returns() {
     let (mut disk_world, queue) = persistent(paging(31, 0), &[]);
     take_and_return(&disk_world, &queue, MANY, Returned::Failed);
     assert!(disk_world.world.broker.paging_status().resident > (MANY * 2000) as u64);
     disk_world.page();
     assert_mostly_on_disk(&disk_world);
     assert!(disk_world.world.vhost.has_capacity());
-    // Later ones follow.
+    // Later messages are added behind them.
     (MANY..MANY + 100).for_each(|number| drop(disk_world.publish("", "q", &body(number))));
     disk_world.page();
     assert_eq!(queue.message_count(), MANY as u64 + 100);
@@ -45,7 +45,7 @@ fn a_consumer_that_gives_everything_back_leaves_a_queue_that_pages() {
 }
 
 #[test]
-fn they_are_in_order_whenever_they_come_back_and_those_that_are_not_stored_stay() {
+fn returned_messages_keep_their_order_and_unstored_ones_stay_in_memory() {
     let mut disk_world = paging(32, 0);
     let queue = disk_world.durable("q", &[]);
     publish(&mut disk_world, 0..MANY);
@@ -60,7 +60,7 @@ fn they_are_in_order_whenever_they_come_back_and_those_that_are_not_stored_stay(
         paging_status.paged_messages > 300 && paging_status.resident < (MANY * 2000) as u64 / 2,
         "{paging_status:?}"
     );
-    // A few are delivered once more, and return while the next ones are on disk.
+    // A few are redelivered, and return while the next ones are on disk.
     for _ in 0..3 {
         take_and_return(&disk_world, &queue, 150, Returned::Failed);
         disk_world.page();
@@ -69,7 +69,7 @@ fn they_are_in_order_whenever_they_come_back_and_those_that_are_not_stored_stay(
 }
 
 #[test]
-fn one_at_a_time_they_are_not_read_again_and_again() {
+fn messages_returned_one_at_a_time_are_not_reread_repeatedly() {
     let (disk_world, queue) = persistent(paging(33, 0), &[]);
     take_and_return(&disk_world, &queue, MANY, Returned::Failed);
     disk_world.page();
@@ -84,7 +84,7 @@ fn one_at_a_time_they_are_not_read_again_and_again() {
 }
 
 #[test]
-fn a_purge_settles_those_on_disk() {
+fn a_purge_settles_returned_messages_on_disk() {
     let (mut disk_world, queue) = persistent(paging(34, 0), &[]);
     take_and_return(&disk_world, &queue, MANY / 2, Returned::Failed);
     disk_world.page();
@@ -99,7 +99,7 @@ fn a_purge_settles_those_on_disk() {
 }
 
 #[test]
-fn they_expire_in_their_order() {
+fn returned_messages_expire_in_order() {
     let [exchange, key] = dead_letter_to("dead");
     let arguments = [exchange, key, ("x-message-ttl", FieldValue::I32(1000))];
     let (mut disk_world, queue) = persistent(paging(35, 0), &arguments);
@@ -122,7 +122,7 @@ fn they_expire_in_their_order() {
 fn quorum_queues_of_rabbitmq_4_know_their_counts_and_their_order() {
     let quorum = [("x-queue-type", FieldValue::text("quorum"))];
     let (mut disk_world, queue) = persistent(paging_as(Compatibility::V4, 36, 0), &quorum);
-    // 200 fail; then these and 200 others are released, in this order.
+    // 200 deliveries fail; then these messages and 200 others are released, in this order.
     take_and_return(&disk_world, &queue, 200, Returned::Failed);
     let mut taken: Vec<_> = std::iter::from_fn(|| disk_world.fetch(&queue, false)).take(400).collect();
     taken.rotate_left(200);
@@ -151,7 +151,7 @@ fn quorum_queues_of_rabbitmq_4_know_their_counts_and_their_order() {
 }
 
 #[test]
-fn those_that_are_gone_from_the_disk_are_given_up_and_counted() {
+fn returned_messages_missing_on_disk_are_given_up_and_counted() {
     let (mut disk_world, queue) = persistent(paging(37, 0), &[]);
     take_and_return(&disk_world, &queue, MANY, Returned::Failed);
     disk_world.page();

@@ -59,7 +59,7 @@ fn publishers_that_outpace_paging_pause_until_messages_leave_memory() {
 }
 
 #[test]
-fn nobody_pauses_for_a_queue_that_is_purged_or_cannot_be_written() {
+fn publishers_do_not_pause_for_a_queue_that_is_purged_or_cannot_be_written() {
     for purge in [true, false] {
         let mut disk_world = paging(21, 0);
         disk_world.world.queue("q");
@@ -149,8 +149,7 @@ fn messages_that_cannot_be_written_stay_in_memory() {
     assert_eq!(disk_world.drain("q"), bodies(0..MANY));
 }
 
-/// Publishers, consumers, purges and paging threads all at once: the messages left in the end are there, in
-/// order.
+/// Publishers, consumers, purges and paging threads concurrently: the remaining messages are complete and in order.
 #[test]
 fn many_threads_publish_take_purge_and_page() {
     let disk_world = paging(18, 300 << 10);

@@ -1,4 +1,4 @@
-//! The behaviour of quorum queues on a single node: deliveries are counted, shown and limited.
+//! The behaviour of quorum queues on a single node: deliveries are counted, reported and limited.
 
 use amqp::{FieldValue, Properties};
 use broker::*;
@@ -13,7 +13,7 @@ pub(crate) fn quorum(world: &World, arguments: &[(&str, FieldValue)]) -> std::sy
     world.declare(declare).unwrap().queue
 }
 
-fn count_shown(queue: &Queue, delivery: &Delivery, by_get: bool) -> Option<i64> {
+fn reported_count(queue: &Queue, delivery: &Delivery, by_get: bool) -> Option<i64> {
     let properties = delivery.properties(queue, by_get);
     let headers = Properties::decode(&properties).unwrap().headers.map(|headers| headers.decode());
     headers.unwrap_or_default().get("x-delivery-count").and_then(FieldValue::as_integer)
@@ -25,15 +25,21 @@ fn deliveries_are_counted_in_a_header() {
     let queue = quorum(&world, &[]);
     world.publish("", "q", "m");
     let first = world.get(&queue);
-    assert_eq!((count_shown(&queue, &first, true), count_shown(&queue, &first, false)), (Some(0), None));
+    assert_eq!(
+        (reported_count(&queue, &first, true), reported_count(&queue, &first, false)),
+        (Some(0), None)
+    );
     queue.requeue(vec![first], Returned::Failed, world.now);
     let second = world.get(&queue);
     assert!(second.redelivered());
-    assert_eq!((count_shown(&queue, &second, true), count_shown(&queue, &second, false)), (Some(1), Some(1)));
+    assert_eq!(
+        (reported_count(&queue, &second, true), reported_count(&queue, &second, false)),
+        (Some(1), Some(1))
+    );
 }
 
 #[test]
-fn classic_queues_show_properties_as_they_were_sent() {
+fn classic_queues_deliver_properties_as_they_were_sent() {
     let mut world = world();
     let queue = world.queue("q");
     world.publish("", "q", "m");
@@ -92,7 +98,7 @@ fn quorum_queues_are_deleted_without_conditions() {
 }
 
 #[test]
-fn quorum_queues_take_no_notice_of_the_exclusive_flag_and_of_odd_limits() {
+fn quorum_queues_ignore_the_exclusive_flag_and_invalid_limits() {
     let world = world();
     let queue = quorum(&world, &[("x-delivery-limit", FieldValue::text("odd"))]);
     for _ in 0..2 {

@@ -1,4 +1,4 @@
-//! The answers of RabbitMQ 4 that differ from those of 3.10, when the broker is set to follow it.
+//! Answers of RabbitMQ 4 that differ from those of 3.10, with a broker that follows RabbitMQ 4.
 
 use amqp::{FieldTable, FieldValue, Properties};
 use broker::*;
@@ -210,7 +210,7 @@ fn a_dead_letter_has_failed_as_often_as_the_message_it_was_made_from() {
     assert_eq!(counts(&dead, &nacked_later), (Some(1), Some(1)));
     let rejected_later = letter_of(1, Returned::Failed);
     assert_eq!(counts(&dead, &rejected_later), (Some(2), Some(2)));
-    // The limit counts them, too; and from now on this queue's own deliveries are reported.
+    // These failures count towards the limit as well. From now on this queue's own deliveries are reported.
     dead.requeue(vec![forgiven, rejected], Returned::Failed, world.now);
     assert_eq!(dead.message_count(), 2);
     let [forgiven, rejected] = [world.get(&dead), world.get(&dead)];
@@ -221,7 +221,7 @@ fn a_dead_letter_has_failed_as_often_as_the_message_it_was_made_from() {
     assert_eq!(dead.message_count(), 2);
 }
 
-/// It was never delivered from the queue that it is in: neither a start nor its way through the disk counts as a failure there.
+/// It was never delivered from its current queue: neither a restart nor paging counts as a failure there.
 #[test]
 fn a_dead_letter_that_failed_more_often_than_its_queue_allows_waits_there_for_its_next_failure() {
     let mut disk_world = paging_as(Compatibility::V4, 31, 0);
@@ -238,7 +238,7 @@ fn a_dead_letter_that_failed_more_often_than_its_queue_allows_waits_there_for_it
     disk_world.sync();
     disk_world.page();
     assert_eq!(disk_world.drain("dead"), ["first", "second", "third"]);
-    // That they were taken is not on disk.
+    // The deliveries are not recorded on disk.
     let disk_world = disk_world.crash();
     let dead = disk_world.queue("dead");
     let first = disk_world.fetch(&dead, false).expect("a dead letter");
@@ -248,7 +248,7 @@ fn a_dead_letter_that_failed_more_often_than_its_queue_allows_waits_there_for_it
 }
 
 #[test]
-fn dead_letters_tell_of_their_last_death_and_keep_their_copies() {
+fn dead_letters_have_headers_of_their_last_death_and_keep_cc() {
     let mut world = rabbitmq_4();
     let (dead, queue) = (world.queue("dead"), with_dead_letters(&world, &[]));
     let copies = FieldValue::Array(vec![FieldValue::text("elsewhere")]);
@@ -266,7 +266,7 @@ fn dead_letters_tell_of_their_last_death_and_keep_their_copies() {
 }
 
 #[test]
-fn a_client_does_not_make_up_deaths() {
+fn an_x_death_header_sent_by_a_client_is_ignored() {
     let mut world = rabbitmq_4();
     let (dead, queue) = (world.queue("dead"), with_dead_letters(&world, &[]));
     let death: FieldTable = [
@@ -313,7 +313,7 @@ fn a_refusal_names_the_permission_that_is_missing() {
 }
 
 #[test]
-fn an_unknown_exchange_type_costs_the_channel_and_any_delivery_mode_will_do() {
+fn an_unknown_exchange_type_closes_the_channel_and_any_delivery_mode_is_accepted() {
     let mut world = rabbitmq_4();
     let declare = ExchangeDeclare { name: "e", kind: "nope", ..Default::default() };
     let text = "unknown exchange type 'nope'".to_owned();
@@ -358,7 +358,7 @@ fn a_virtual_host_has_a_default_queue_type() {
     let vhost = quorum_by_default(Compatibility::V4);
     assert_eq!(declare(&vhost, durable), Ok(QueueKind::Quorum));
     assert_eq!(declare(&vhost, durable), Ok(QueueKind::Quorum), "the same again");
-    // Quorum queues are none of these.
+    // These cannot be quorum queues.
     for other in [
         QueueDeclare { name: "transient", durable: false, ..durable },
         QueueDeclare { name: "exclusive", exclusive: true, ..durable },
@@ -372,7 +372,7 @@ fn a_virtual_host_has_a_default_queue_type() {
     let error = declare(&vhost, QueueDeclare { name: "typed", ..durable }).unwrap_err();
     assert!(error.to_string().contains("received 'quorum' but current is 'classic'"), "{error}");
     let before = quorum_by_default(Compatibility::V3_10);
-    assert_eq!(declare(&before, durable), Ok(QueueKind::Classic), "3.10 has no such thing");
+    assert_eq!(declare(&before, durable), Ok(QueueKind::Classic), "3.10 has no default queue type");
 }
 
 #[test]

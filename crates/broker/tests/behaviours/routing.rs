@@ -143,7 +143,7 @@ fn routes_follow_the_topology_at_once() {
 }
 
 #[test]
-fn more_routes_than_are_remembered_are_still_right() {
+fn more_routes_than_fit_the_cache_are_still_right() {
     let mut world = world();
     let queues: Vec<_> = (0..3000).map(|n| world.queue(&format!("q{n}"))).collect();
     for round in 0..2 {
@@ -157,7 +157,7 @@ fn more_routes_than_are_remembered_are_still_right() {
 }
 
 #[test]
-fn routes_by_headers_are_remembered_for_those_headers_and_that_topology_only() {
+fn routes_by_headers_are_cached_for_those_headers_and_that_topology_only() {
     let mut world = world();
     let queues: Vec<_> = (0..1500).map(|n| world.queue(&format!("q{n}"))).collect();
     let plain = binding("amq.headers", "", "");
@@ -178,9 +178,9 @@ fn routes_by_headers_are_remembered_for_those_headers_and_that_topology_only() {
         world.try_publish("amq.headers", "same key", "m", properties).unwrap()
     };
     for value in 0..1500 {
-        assert!(publish(&mut world, value, 0) && publish(&mut world, value, 0), "more than are remembered");
+        assert!(publish(&mut world, value, 0) && publish(&mut world, value, 0), "more than are cached");
         assert!(publish(&mut world, 1, 0), "another in between");
-        assert!(publish(&mut world, value, 5_000), "too long to be remembered");
+        assert!(publish(&mut world, value, 5_000), "too long to be cached");
     }
     assert!(!publish(&mut world, 1500, 0));
     bind(&world, 0, 1500);

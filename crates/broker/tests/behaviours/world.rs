@@ -95,7 +95,7 @@ impl World {
         }
     }
 
-    /// Registers a consumer with room for `capacity` messages, which starts at once.
+    /// Registers a consumer with a capacity of `capacity` messages, and resumes it.
     pub(crate) fn consume(
         &self,
         queue: &Queue,
@@ -110,7 +110,7 @@ impl World {
     }
 }
 
-/// Records its deliveries, as long as it has room.
+/// Records its deliveries, up to its capacity.
 pub(crate) struct Recorder {
     pub(crate) capacity: Mutex<usize>,
     pub(crate) got: Mutex<Vec<Delivery>>,
@@ -147,7 +147,7 @@ impl Consumer for Recorder {
     }
 
     fn cancelled(&self) {
-        assert!(!self.cancelled.swap(true, Ordering::SeqCst), "told twice");
+        assert!(!self.cancelled.swap(true, Ordering::SeqCst), "cancelled twice");
     }
 }
 

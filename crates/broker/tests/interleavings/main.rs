@@ -91,7 +91,7 @@ impl OneByOne {
     }
 }
 
-/// Adds a consumer, and lets it have what is there.
+/// Adds a consumer, and resumes it.
 fn consume(queue: &Arc<Queue>, consumer: Arc<dyn Consumer>, no_ack: bool) -> ConsumerId {
     let arguments = RawTable::default();
     let spec = ConsumerSpec { consumer, session: ME, tag: "c", no_ack, exclusive: false, arguments };
@@ -101,7 +101,7 @@ fn consume(queue: &Arc<Queue>, consumer: Arc<dyn Consumer>, no_ack: bool) -> Con
 }
 
 #[test]
-fn a_consumer_resumed_while_messages_come_gets_them_all() {
+fn a_consumer_resumed_while_messages_arrive_gets_them_all() {
     explore(2, || {
         let World { vhost, mut publisher, .. } = world(None);
         let queue = declare(&vhost, "q");
@@ -152,7 +152,7 @@ fn messages_published_after_a_bind_was_answered_reach_the_new_queue() {
 }
 
 #[test]
-fn a_route_found_while_a_bind_is_under_way_is_not_remembered_beyond_it() {
+fn a_route_found_during_a_bind_is_not_cached_beyond_it() {
     explore(2, || publish_while_binding(false));
 }
 
@@ -225,7 +225,7 @@ fn the_timer_is_woken_for_an_earlier_deadline_than_the_one_it_waits_for() {
     });
 }
 
-/// A consumer whose connection always has something to do.
+/// A consumer whose connection is never idle.
 struct Behind(OneByOne);
 
 impl Consumer for Behind {
@@ -247,7 +247,8 @@ fn a_publisher_that_is_held_while_consumers_catch_up_is_woken() {
         let queue = declare(&vhost, "q");
         let consumer = Arc::new(Behind(OneByOne { inbox: Mutex::default(), came: Notify::new() }));
         let id = consume(&queue, consumer.clone(), true);
-        // One is delivered, and three are one more than may wait (`queue::credit`). Of the consumer, it takes two looks.
+        // One message is delivered, and the other three are one more than may wait (`queue::credit`). It takes two
+        // samples of the consumer.
         let mut hold = None;
         for at in 0..5 {
             let publish =

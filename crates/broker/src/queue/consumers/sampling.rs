@@ -120,7 +120,7 @@ mod tests {
     use super::*;
     use crate::queue::Offer;
 
-    /// A connection: 0 while it rests, otherwise one more than the number of its rests.
+    /// A connection: 0 while it is idle, otherwise one more than the number of times that it was idle.
     #[derive(Default)]
     struct Connection(AtomicU32);
 
@@ -172,16 +172,16 @@ mod tests {
     fn a_consumer_that_waits_for_turns_is_behind_and_one_that_keeps_resting_is_not() {
         for count in [1, 4, 40] {
             let mut world = World::new(false, count);
-            // Busy at each sample, but it has rested meanwhile.
+            // Busy at each sample, but idle in between.
             for rests in 1..100 {
                 (0..world.all.len()).for_each(|at| world.set(at, rests));
                 assert_eq!(world.sample(1), [false], "{count} consumers");
             }
-            // Now it does not rest any more.
+            // From now on it is never idle.
             let answers = world.sample(30);
             let first = answers.iter().position(|answer| *answer).expect("behind at last");
             assert!((2..=12).contains(&first) && answers[first..].iter().all(|answer| *answer));
-            // One sample is in each moment, and old ones are forgotten.
+            // One sample is taken per interval, and old ones expire.
             world.set(0, 0);
             assert!(world.consumers.sample_lag(world.now));
             world.now = world.now.after(FORGOTTEN_AFTER);
@@ -193,7 +193,7 @@ mod tests {
     fn a_consumer_that_is_held_up_now_and_then_is_not_behind() {
         let mut world = World::new(false, 1);
         for moment in 0..1_000 {
-            // One time in eight, its work takes it longer than from sample to sample.
+            // One time in eight, its work takes longer than the sampling interval.
             world.set(0, 1 + moment - u32::from(moment % 8 == 0));
             assert_eq!(world.sample(1), [false], "{moment}");
         }
@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn a_quarter_of_the_consumers_is_enough_wherever_they_are() {
         let mut world = World::new(false, 1_000);
-        // Most have left, and those that are left are far apart.
+        // Most consumers have left, and the remaining ones are far apart.
         let mut left = Vec::new();
         for (at, (id, connection)) in std::mem::take(&mut world.all).into_iter().enumerate() {
             if at % 100 == 99 {
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_single_active_consumer_the_others_do_not_count() {
+    fn only_the_single_active_consumer_counts() {
         let mut world = World::new(true, 10);
         (1..10).for_each(|at| world.set(at, 1));
         assert!(world.sample(30).iter().all(|answer| !answer));

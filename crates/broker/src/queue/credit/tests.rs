@@ -131,7 +131,7 @@ enum Ready {
     Consumer,
 }
 
-/// All connections take turns for some seconds, first come, first served.
+/// All connections take turns for some seconds, in the order in which they become ready.
 fn saturate(publishers: usize, consumers: usize, seconds: u64, sample_lag: bool) -> World {
     let mut world = World::new(publishers);
     let end = world.now + seconds * 1_000_000;
@@ -172,7 +172,7 @@ fn saturate(publishers: usize, consumers: usize, seconds: u64, sample_lag: bool)
 fn holding_publishers_lets_consumers_keep_up() {
     for (publishers, consumers) in [(1, 1), (2, 2), (10, 10), (50, 10)] {
         let [free, world] = [false, true].map(|sample_lag| saturate(publishers, consumers, 5, sample_lag));
-        // Otherwise there would be nothing to show.
+        // Without throttling, consumers lag; otherwise the comparison would be meaningless.
         assert!(free.consumed * 10 < free.published() * 7, "{publishers} publishers: {}", free.consumed);
         assert!(world.consumed * 100 >= world.published() * 97, "{publishers} publishers");
         assert!(world.most_ready < 100_000, "{publishers} publishers: {} ready", world.most_ready);
@@ -193,14 +193,14 @@ fn publishers_have_equal_shares_and_none_is_held_for_long() {
 }
 
 #[test]
-fn consumers_that_wait_for_their_clients_hold_nobody() {
+fn publishers_are_not_held_for_consumers_that_wait_for_their_clients() {
     let world = saturate(10, 1, 2, false);
     assert_eq!((world.holds, world.on_hold()), (0, 0));
     assert!(world.most_ready > 100_000);
 }
 
 #[test]
-fn where_holding_does_not_help_publishers_are_left_alone() {
+fn publishers_are_not_held_if_that_does_not_help() {
     let mut world = World::new(10);
     let (start, mut turns, mut paused) = (world.now, 0, 0);
     while world.now < start + 60_000_000 {
@@ -260,7 +260,7 @@ fn the_publisher_held_first_resumes_first_and_more_as_the_backlog_shrinks() {
 }
 
 #[test]
-fn all_go_on_soon_when_nothing_is_ready_any_more() {
+fn all_publishers_continue_soon_once_the_queue_is_empty() {
     let mut world = World::new(20);
     (0..20).for_each(|at| assert!(world.publish(at, MAX_BACKLOG_GROWTH as usize, true)));
     let on_hold = world.on_hold();
@@ -282,7 +282,7 @@ fn a_publisher_of_single_messages_is_held_at_most_once_per_burst() {
     let mut published = 0;
     for _ in 0..100_000 {
         published += u64::from(world.publish(0, 1, true));
-        // The backlog does not shrink, since as much comes from elsewhere, so it is held for as long as possible.
+        // Other publishers keep the backlog from shrinking, so the publisher is held for the maximum time.
         world.ready += 2;
         world.consume(2);
         world.pass(100);
@@ -291,7 +291,7 @@ fn a_publisher_of_single_messages_is_held_at_most_once_per_burst() {
 }
 
 #[test]
-fn a_backlog_from_the_time_when_publishers_were_left_alone_is_worked_off() {
+fn a_backlog_that_grew_while_throttling_was_off_is_reduced_later() {
     let mut world = World::new(10);
     let end = world.now + 10_000_000;
     // In the first 60 ms consumers take nothing, and in the next second less than is published.
@@ -328,7 +328,7 @@ fn large_messages_count_by_their_bytes() {
 }
 
 #[test]
-fn all_go_on_when_the_queue_has_no_consumer_left() {
+fn all_publishers_continue_when_the_queue_has_no_consumer_left() {
     let mut world = World::new(2);
     world.publish(0, MAX_BACKLOG_GROWTH as usize + 1, true);
     world.publish(1, MAX_BURST as usize, true);
@@ -348,7 +348,7 @@ proptest! {
                 4 => world.pass(amount as u64),
                 _ => world.pass(1_000 * amount as u64),
             }
-            // There is a timer for as long as anybody is held, and it is not late.
+            // A deadline is set as long as a publisher is held, and it is not late.
             prop_assert_eq!(world.on_hold() > 0, world.credit.due().is_some());
             prop_assert!(world.credit.due().is_none_or(|due| due <= world.millis().after(MAX_PAUSE)));
         }

@@ -111,7 +111,7 @@ fn returned_messages_leave_memory_and_nothing_of_them_is_lost() {
         assert!(world.store.resident() < 2 * (Extent::Usual.window() + 31_000), "{}", world.store.resident());
         let returned = world.store.levels.iter().find_map(|level| level.returned.as_ref()).unwrap();
         assert_eq!(returned.spans().count(), 1, "neighbours are together");
-        // One that returns late finds its place, though its neighbours are on disk.
+        // A message that returns late finds its place, although its neighbours are on disk.
         (0..3).for_each(|_| world.pop());
         world.put_back(1, false);
         world.page_out(Extent::Usual);
@@ -127,7 +127,7 @@ fn returned_messages_leave_memory_and_nothing_of_them_is_lost() {
 }
 
 #[test]
-fn messages_behind_returned_ones_expire_though_all_are_on_disk() {
+fn messages_behind_returned_ones_expire_even_if_all_are_on_disk() {
     let mut world = World::new(0, true);
     world.push(0, true, false);
     world.pop();
@@ -268,7 +268,7 @@ impl World {
         }
     }
 
-    /// Puts everything back at once, in the order in which it was taken, after a purge that comes in between.
+    /// Puts everything back at once, in the order in which it was taken, after a purge if `is_purged`.
     fn put_back_together(&mut self, has_failed: bool, is_purged: bool) {
         let mut all = std::mem::take(&mut self.out);
         let first = self.store.reserve_places(all.len());
@@ -367,9 +367,9 @@ fn extent(number: u8) -> Extent {
 }
 
 proptest! {
-    /// Whichever messages are on disk meanwhile, all come in order, each once, and counts are exact.
+    /// Whichever messages are on disk, all are delivered in order, each once, and counts are exact.
     #[test]
-    fn messages_keep_their_order_however_they_come_and_go(
+    fn messages_keep_their_order_through_paging_and_returns(
         highest in 0u8..3,
         returned_first: bool,
         steps in proptest::collection::vec((0u8..18, 0u8..8, any::<bool>()), 1..400),
@@ -409,7 +409,7 @@ proptest! {
     /// The ranges that a purge settles cover the messages on disk that the store has, and none that were
     /// taken.
     #[test]
-    fn ranges_on_disk_touch_nothing_else(
+    fn ranges_on_disk_cover_exactly_the_stored_messages_on_disk(
         highest in 0u8..3,
         returned_first: bool,
         steps in proptest::collection::vec((0u8..7, 0u8..8), 1..200),
@@ -429,8 +429,8 @@ proptest! {
             for at in 0..world.next {
                 let ready = world.model.iter().any(|level| level.contains(&at)) || world.returned.contains(&at);
                 let on_disk = ready && !resident.contains(&at);
-                prop_assert!(!on_disk || covered(at), "{} is forgotten", at);
-                prop_assert!(on_disk || !covered(at) , "{} is no more there", at);
+                prop_assert!(!on_disk || covered(at), "{} is not covered", at);
+                prop_assert!(on_disk || !covered(at) , "{} is covered but not on disk", at);
             }
         }
     }

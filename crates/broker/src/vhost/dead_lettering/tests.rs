@@ -26,8 +26,8 @@ fn append(queue: &Arc<Queue>, bodies: std::ops::Range<u32>) -> usize {
     append_bodies(queue, bodies.map(|body| body.to_string().into_bytes()))
 }
 
-/// Appends messages with these bodies, of which the queue keeps one. Returns the number of dead letters that the caller has to
-/// send.
+/// Appends messages with these bodies to a queue with a maximum length of one. Returns the number of dead letters that the
+/// caller has to send.
 fn append_bodies(queue: &Arc<Queue>, bodies: impl IntoIterator<Item = Vec<u8>>) -> usize {
     let new = |body: Vec<u8>| {
         Message::new("".into(), queue.name(), &[0, 0], Body::Copied(&body), BrokerProperties::default())
@@ -101,7 +101,7 @@ fn dead_letters_of_consumers_wait_until_the_store_has_capacity() {
     assert_eq!(
         (rejected, queue.message_count()),
         (33, 7),
-        "nobody gets more until 32 MiB of letters are sent"
+        "no consumer gets more until 32 MiB of letters are sent"
     );
     let pending = store.journal().pending_bytes();
     broker.expire_all(NOW);
@@ -139,9 +139,9 @@ fn the_letters_of_a_turn_are_bounded_by_their_bytes_too() {
     assert_eq!(dead.message_count(), 4);
 }
 
-/// One client's thread would otherwise send all that others drop meanwhile.
+/// Otherwise one client's thread would send everything that other threads drop meanwhile.
 #[test]
-fn a_sender_leaves_most_letters_of_others_to_others() {
+fn a_sender_leaves_most_letters_of_other_threads_to_them() {
     let (broker, vhost, short, dead) = world();
     let own = append(&short, 0..2);
     assert_eq!(own, 1);
@@ -150,7 +150,7 @@ fn a_sender_leaves_most_letters_of_others_to_others() {
     }
     vhost.dead_letter(&short, own, NOW);
     assert_eq!(dead.message_count(), 512);
-    // The next one who drops a message sends as many, at least.
+    // The next thread that drops a message sends at least as many.
     let next = append(&short, 2_002..2_003);
     vhost.dead_letter(&short, next, NOW);
     assert_eq!(dead.message_count(), 512 + 512);
@@ -182,7 +182,7 @@ const WIDE: usize = 100;
 /// Nanoseconds by which a turn may exceed its budget: one dead letter, and some calls.
 const LAST_LETTER: u64 = 100_000;
 
-/// A queue whose dead letters go to [`WIDE`] others, and has one more argument; and the last of the others.
+/// A queue with this additional argument whose dead letters are routed to [`WIDE`] queues; and the last of these.
 fn wide_world(argument: Option<(&str, FieldValue)>) -> (Arc<Broker>, Arc<Queue>, Arc<Queue>) {
     let broker = Broker::new(BrokerConfig::default());
     let vhost = broker.vhost("/").unwrap();
@@ -200,7 +200,7 @@ fn wide_world(argument: Option<(&str, FieldValue)>) -> (Arc<Broker>, Arc<Queue>,
     (broker, from, dead[WIDE - 1].clone())
 }
 
-/// Has the timer send what is left, and checks each of its turns; returns their number.
+/// Lets the timer send the rest, and checks the length of each turn; returns the number of turns.
 fn turns_of_timer(broker: &Broker, now: Timestamp) -> usize {
     let mut turns = 0;
     while broker.next_deadline().is_some_and(|due| due <= now) {
@@ -228,7 +228,7 @@ fn dead_letters_of_one_rejection_take_as_many_turns_as_they_need() {
     drop(turn);
     let sent = dead.message_count();
     assert!(sent > 0 && sent < 100, "{sent} sent");
-    // Later ones do not overtake those which are left.
+    // Later dead letters do not overtake the queued ones.
     append(&from, LETTERS..LETTERS + 1);
     from.reject(take_all(&from), Returned::Failed, NOW);
     assert!(turns_of_timer(&broker, NOW) > 50);
@@ -247,7 +247,7 @@ fn consumers_get_nothing_while_many_letters_of_consumers_wait() {
     let woken = Arc::new(Woken::default());
     let waiter: Arc<dyn Waiter> = woken.clone();
     assert!(matches!(from.fetch(true, NOW, &waiter), Fetched::Later));
-    // Nor do they while a thread sends some.
+    // The same holds while a thread sends some.
     let taken = from.next_dead_letters(&Step::default(), 1);
     assert!(!taken.is_empty() && matches!(from.fetch(true, NOW, &waiter), Fetched::Later));
     from.put_back_dead_letters(taken.into());
@@ -293,7 +293,7 @@ fn turns_of_flush(publisher: &mut Publisher) -> usize {
     unreachable!()
 }
 
-/// Has a consumer reject messages with these bodies, one after the other in the queue, at once and in a turn.
+/// Appends messages with these bodies, and lets a consumer reject them all at once in one turn.
 fn reject_at_once(queue: &Arc<Queue>, bodies: std::ops::Range<u32>) {
     let take = |body| {
         append(queue, body..body + 1);
@@ -304,14 +304,14 @@ fn reject_at_once(queue: &Arc<Queue>, bodies: std::ops::Range<u32>) {
     queue.reject(deliveries, Returned::Failed, NOW);
 }
 
-/// Such a queue drops a message for each that comes.
+/// A queue that drops a message for each new one.
 const SHORT: (&str, FieldValue) = ("x-max-length", FieldValue::I32(1));
 
 #[test]
 fn a_publisher_waits_in_turns_of_its_own_while_letters_of_consumers_are_many() {
     const REJECTED: u32 = 6_000;
     let (broker, from, dead) = wide_world(Some(SHORT));
-    // A thread that is to send a letter, and whose next turn has yet to come.
+    // A thread that has a letter to send in its next turn.
     assert_eq!(append(&from, 0..2), 1);
     reject_at_once(&from, 2..REJECTED);
     let mut publisher = publisher(&broker);
