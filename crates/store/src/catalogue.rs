@@ -174,8 +174,8 @@ impl Catalogue {
         self.pending_limit = bytes;
     }
 
-    /// Whether uncommitted changes are within the limit. Changes are queued in any case: a client whose changes nobody
-    /// waits for has to pause.
+    /// Whether uncommitted changes are within the limit. Changes are queued in any case: a client that does not wait
+    /// for its changes to be committed has to pause.
     pub(crate) fn has_capacity(&self) -> bool {
         self.pending.lock().bytes <= self.pending_limit
     }

@@ -182,7 +182,6 @@ impl Journal {
     /// pass the message to [`Journal::enqueue`] with `last` set once, or else to [`Journal::release`].
     ///
     /// [`Full`] if too many bytes are pending; nothing was appended.
-    /// [`Full`] if too much waits to be written; nothing was appended.
     ///
     /// # Panics
     /// If the message has 4 GiB or more.

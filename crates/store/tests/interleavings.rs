@@ -26,7 +26,7 @@ impl Waiter for Session {
     }
 }
 
-/// Publishes in turns of its own, and waits each time until the message is on disk.
+/// Publishes each message in a separate turn, and waits until it is on disk.
 fn publish(journal: &Journal, id: u64, messages: usize) {
     let (queue, session) = (journal.queue(QueueId(id)), Arc::new(Session::default()));
     for position in 0..messages as u64 {

@@ -1,5 +1,5 @@
-//! A disk with little space: however much is published until publishers are blocked, once all of it is consumed they go
-//! on, again and again, and settled messages stay away. The log never goes below the limit of free space by more than
+//! A disk with little space: publishers are blocked when it is full and unblocked once all messages are consumed, any
+//! number of times, and settled messages do not reappear. The log never goes below the limit of free space by more than
 //! the messages already accepted.
 //!
 //! `LEVERET_SPACE_SEEDS=10000` runs more seeds.
@@ -58,13 +58,13 @@ fn messages_in_many_queues_are_not_copied_to_each_of_them_below_the_limit() {
             while !run.is_blocked(false) {
                 run.publish_to_all(&[cycle; 20_000]);
                 published += 1;
-                assert!(published < 10_000, "nothing ever blocks");
+                assert!(published < 10_000, "publishers are never blocked");
                 run.rounds.step();
                 run.rounds.retire();
                 assert!(run.free() + SEGMENT / 2 > run.limit, "{published}: {}", run.describe());
             }
             assert!(published > 50, "{published}");
-            // The brake does not hold up those who are not blocked, and consumers get everything away.
+            // The brake does not delay publishers that are not blocked, and consumers can free all the space.
             run.work();
             assert!(run.free() + SEGMENT / 2 > run.limit, "{}", run.describe());
             run.settle_all();
@@ -87,7 +87,7 @@ fn publishers_do_not_wait_for_a_retirement_that_does_not_fit() {
     assert!(run.store.journal().segments().len() > 8 && run.store.has_capacity(), "{}", run.describe());
 }
 
-/// All queues need the first message, and none the others in its segment.
+/// All queues need the first message of the segment, and none needs its other messages.
 #[test]
 fn a_segment_with_a_few_messages_of_many_queues_is_retired_if_their_copies_fit() {
     for (body, is_retired) in [(20_000, true), (100_000, false)] {
@@ -107,7 +107,7 @@ fn a_segment_with_a_few_messages_of_many_queues_is_retired_if_their_copies_fit()
 }
 
 #[test]
-fn spares_are_given_back_and_nothing_is_put_aside_beyond_the_limit() {
+fn spare_segments_are_freed_and_none_is_prepared_below_the_limit_of_free_space() {
     let run = Run::with(1, 40 * SEGMENT, 4 * SEGMENT);
     assert!(run.store.journal().prepare_segment().expect("prepared"));
     let prepared = run.disk.used();
@@ -115,8 +115,8 @@ fn spares_are_given_back_and_nothing_is_put_aside_beyond_the_limit() {
     run.disk.set_capacity(prepared + 5 * SEGMENT);
     let mut run = run;
     run.work();
-    assert!(run.disk.used() + SEGMENT / 2 <= prepared, "given back: {}", run.describe());
-    assert!(!run.store.journal().prepare_segment().expect("asked"), "and not made anew");
+    assert!(run.disk.used() + SEGMENT / 2 <= prepared, "not freed: {}", run.describe());
+    assert!(!run.store.journal().prepare_segment().expect("no error"), "prepared again");
 }
 
 struct Run {
@@ -157,7 +157,7 @@ impl Run {
     }
 
     fn free(&self) -> u64 {
-        self.disk.free_space().expect("told")
+        self.disk.free_space().expect("free space")
     }
 
     fn describe(&self) -> String {
@@ -180,7 +180,7 @@ impl Run {
     fn fill(&mut self, cycle: u64) -> u64 {
         let mut published = 0;
         while !self.is_blocked(false) {
-            assert!(published < 100_000, "nothing ever blocks");
+            assert!(published < 100_000, "publishers are never blocked");
             let len =
                 if self.random.chance(50) { self.random.below(SEGMENT / 4) } else { self.random.below(600) };
             let at = self.random.below(QUEUES) as usize;

@@ -24,7 +24,7 @@ fn an_unreadable_message_does_not_prevent_the_journal_from_shrinking() {
     assert_eq!(store.journal().figures().unreadable.load(Ordering::Relaxed), 1);
     assert!(positions(&store).into_iter().eq((0..40).filter(|position| *position != 2)));
     drop((store, rounds));
-    let (store, _, _) = open(&disk.kill()).expect("what is damaged is gone");
+    let (store, _, _) = open(&disk.kill()).expect("the damaged file was removed");
     assert!(positions(&store).into_iter().eq((0..40).filter(|position| *position != 2)));
 }
 

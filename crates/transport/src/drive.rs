@@ -184,7 +184,7 @@ where
             }
         }
     };
-    // Other tasks append to the outbox until now; nobody would write later bytes.
+    // Other tasks may append to the outbox until now; later bytes would never be written.
     outbox.close();
     if matches!(ended, Ended::Io(_)) {
         Box::pin(turn_to_end()).await;
@@ -269,7 +269,7 @@ where
         self.outbox.begin_turn(cx);
         loop {
             let mut progress = false;
-            // Nudges come first: they may produce bytes, which then leave with the others in one write.
+            // Nudges come first: they may produce bytes, which are then written together with the rest.
             if self.outbox.take_nudge() {
                 self.protocol.handle_nudge(now());
                 progress = true;
@@ -322,7 +322,7 @@ where
         }
     }
 
-    /// Takes the bytes that the socket does not have. The protocol has ended, so nobody appends to the outbox any more.
+    /// Takes the bytes that the socket does not have. The protocol has ended, so nothing appends to the outbox any more.
     fn in_transit(&mut self) -> Transit {
         let mut output = Vec::with_capacity(self.outbox.backlog());
         self.writing.copy_to(&mut output);

@@ -1,5 +1,5 @@
 //! Listening sockets that a process was given when it started, by a service manager or by the previous process. Clients
-//! that connect while nobody accepts from such a socket wait, instead of being refused.
+//! that connect while no process accepts from such a socket wait, instead of being refused.
 
 use std::fmt;
 use std::io;

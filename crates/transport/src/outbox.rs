@@ -330,7 +330,7 @@ mod tests {
         let outbox = Outbox::new(10);
         outbox.append(|buf| buf.tail().extend_from_slice(b"0123456789"));
         outbox.written(1);
-        assert!(!outbox.take_starved(), "nobody asked");
+        assert!(!outbox.take_starved(), "no capacity check has failed");
         outbox.append(|buf| buf.tail().push(b'x'));
         assert!(!outbox.has_capacity());
         assert!(!outbox.take_starved());

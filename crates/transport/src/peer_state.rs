@@ -47,7 +47,7 @@ impl PeerWatch for Stream {
     }
 }
 
-/// The runtime records ends as they come, whether or not anybody waits for them.
+/// The runtime records that the peer has closed its side, whether or not a task waits for it.
 fn state_of(ready: impl Future<Output = io::Result<Ready>>) -> PeerState {
     match pin!(ready).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(Ok(ready)) if ready.is_error() => PeerState::Reset,

@@ -249,7 +249,7 @@ mod tests {
 
     use super::*;
 
-    /// An address that does not answer: its accept queue is full, and nobody accepts.
+    /// An address that does not answer: its accept queue is full, and no connection is accepted.
     async fn silent() -> (SocketAddr, tokio::net::TcpListener, Vec<TcpStream>) {
         let socket = tokio::net::TcpSocket::new_v4().unwrap();
         socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();

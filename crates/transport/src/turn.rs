@@ -13,7 +13,7 @@ use tokio::task::yield_now;
 static BUSY: OnceLock<Semaphore> = OnceLock::new();
 
 /// How many TLS handshakes may take a step at the same time; unset means no limit. A step with a signature occupies a
-/// thread for up to some milliseconds, and anybody can start any number of handshakes. Handshakes do not wait for busy
+/// thread for up to some milliseconds, and any client can start any number of handshakes. Handshakes do not wait for busy
 /// connections, which may never become idle.
 pub(crate) struct HandshakeTurns(OnceLock<Semaphore>);
 

@@ -22,13 +22,13 @@ struct Peer {
     got: Arc<Mutex<Vec<u8>>>,
     goal: usize,
     /// The most bytes that it accepts at a time; offered more, it returns `Pending` every other time.
-    gulp: usize,
+    max_accepted: usize,
     waited: bool,
 }
 
 impl Peer {
-    fn new(goal: usize, gulp: usize) -> Self {
-        Self { got: Arc::default(), goal, gulp, waited: false }
+    fn new(goal: usize, max_accepted: usize) -> Self {
+        Self { got: Arc::default(), goal, max_accepted, waited: false }
     }
 }
 
@@ -43,11 +43,11 @@ impl AsyncRead for Peer {
 impl AsyncWrite for Peer {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.waited = !self.waited;
-        if self.gulp < bytes.len() && self.waited {
+        if self.max_accepted < bytes.len() && self.waited {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
-        let taken = bytes.len().min(self.gulp);
+        let taken = bytes.len().min(self.max_accepted);
         self.got.lock().extend_from_slice(&bytes[..taken]);
         Poll::Ready(Ok(taken))
     }
@@ -106,7 +106,7 @@ fn run(peer: &mut Peer, outbox: &Arc<Outbox>, on_nudge: impl FnMut(), on_capacit
 }
 
 fn no_nudge() {
-    panic!("nobody nudged")
+    panic!("the connection was not nudged")
 }
 
 #[test]

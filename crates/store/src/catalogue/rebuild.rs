@@ -24,7 +24,7 @@ pub(super) fn rebuild(disk: &Arc<dyn Disk>) -> Result<Option<String>, CatalogueE
     let target = prepare(Builder::new().set_cache_size(CACHE).create_with_backend(backend)?)?;
     match source(&**disk)? {
         Some(source) => transfer(&source, &target)?,
-        None => begin_anew(&target)?,
+        None => start_empty(&target)?,
     }
     drop(target);
     Ok(put_in_place(&**disk).map_err(redb::Error::Io)?)
@@ -124,7 +124,7 @@ fn read_section(
 }
 
 /// For a file with nothing readable: the next start treats it as new, but assigns no id again.
-fn begin_anew(target: &Database) -> Result<(), CatalogueError> {
+fn start_empty(target: &Database) -> Result<(), CatalogueError> {
     let write = target.begin_write()?;
     write.open_table(META)?.insert(LAST_ID, UNUSED_ID)?;
     write.commit()?;

@@ -90,7 +90,7 @@ fn the_thread_retires_an_overlong_journal_and_messages_remain_readable() {
         position += 1;
         let lsn = queue.enqueue(&[entry(position, store.append(&[&body]).message, true)]);
         let (sender, committed) = std::sync::mpsc::sync_channel(1);
-        store.wait(lsn, Arc::new(Told(sender)));
+        store.wait(lsn, Arc::new(NotifySender(sender)));
         committed.recv().expect("committed");
     }
     running.close().expect("closed");
@@ -116,7 +116,7 @@ fn publishers_pause_while_the_journal_is_far_too_long() {
     assert!(matches!(rounds.retire(), Retirement::Done));
     assert!(store.append(&[b"m"]).full && !store.has_capacity());
     let (sender, reported) = std::sync::mpsc::sync_channel(1);
-    store.wait_for_capacity(Arc::new(Told(sender)));
+    store.wait_for_capacity(Arc::new(NotifySender(sender)));
     while reported.try_recv().is_err() {
         assert!(!store.has_capacity());
         assert!(matches!(rounds.retire(), Retirement::Done), "it is woken before all is done");
@@ -136,16 +136,16 @@ fn publishers_pause_while_too_many_bytes_of_definitions_wait() {
         }
         assert!((14..=16).contains(&puts), "{puts}");
         let (sender, reported) = std::sync::mpsc::sync_channel(1);
-        store.wait_for_capacity(Arc::new(Told(sender)));
+        store.wait_for_capacity(Arc::new(NotifySender(sender)));
         assert!(reported.try_recv().is_err());
         rounds.step();
         assert!(reported.try_recv().is_ok() && store.has_capacity());
     }
 }
 
-struct Told(std::sync::mpsc::SyncSender<()>);
+struct NotifySender(std::sync::mpsc::SyncSender<()>);
 
-impl Waiter for Told {
+impl Waiter for NotifySender {
     fn wake(&self) {
         // A receiver waits for each.
         let _ = self.0.send(());

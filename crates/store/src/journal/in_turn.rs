@@ -2,7 +2,7 @@
 //! it. For a publisher that waits for each confirm, these two wake-ups take as long as a third of the sync.
 //!
 //! The session runs the round only if it is the only waiter, and the disk has recently been fast. Otherwise the thread
-//! does, which gathers what several sessions append meanwhile, and blocks nobody.
+//! does, which writes the records of several sessions together, and blocks no session.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -59,7 +59,7 @@ impl LatestWaiters {
         }
         (self.last, self.at) = (address, Some(now));
         self.gathered += 1;
-        // A slow sync lets time pass in which nobody waits again.
+        // The time alone does not suffice: during a slow sync the other sessions wait, and do not register again.
         self.gathered == 1
             && self.before <= 1
             && self.other_at.is_none_or(|other| now.saturating_duration_since(other) >= alone_for)
@@ -85,7 +85,7 @@ impl Journal {
         let RoundsInTurns { sync_below, alone_for } = self.settings.in_turn;
         let alone = pending.latest_waiters.is_alone(waiter, Instant::now(), alone_for);
         let fast = self.figures.sync_time() < sync_below;
-        let deferred = alone && fast && suits(pending) && work::defer(round);
+        let deferred = alone && fast && is_small_round(pending) && work::defer(round);
         pending.round_deferred |= deferred;
         deferred
     }
@@ -111,7 +111,7 @@ impl RoundLoop {
         // Locked while a round is in progress.
         let Some(mut committer) = self.committer.try_lock() else { return false };
         let pending = self.journal.pending.lock();
-        if !suits(&pending) {
+        if !is_small_round(&pending) {
             return false;
         }
         let bytes = pending.waiting();
@@ -141,8 +141,8 @@ impl Deferred for RoundInTurn {
     }
 }
 
-/// Whether a round is small and starts no file, and nobody has requested it from the thread.
-fn suits(pending: &PendingRecords) -> bool {
+/// Whether a round is small and starts no file, and the thread has not been asked to run it.
+fn is_small_round(pending: &PendingRecords) -> bool {
     let nothing_under_way = !pending.demanded && !pending.stopping && pending.flight.is_none();
     nothing_under_way && pending.waiting() <= SMALL_ROUND && !pending.begins_extent()
 }

@@ -177,7 +177,7 @@ impl JournalIndex {
 
 /// Delivery counts saturate here: they have twelve bits.
 const MAX_DELIVERIES: u32 = 4095;
-/// With fewer settled slots than this it is not worth moving the others.
+/// With fewer settled slots than this, moving the live ones is not worthwhile.
 const MIN_COMPACTED: usize = 64;
 /// Number of slots whose memory an empty queue retains, 64 KiB.
 const RETAINED_CAPACITY: usize = 4096;

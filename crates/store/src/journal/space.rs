@@ -2,9 +2,8 @@
 //!
 //! | free space above the limit | the log |
 //! |---|---|
-//! s#puts a segment aside in advance, and keeps retired ones to be overwritten#prepares a segment in advance, and retains
-//! retired ones to be overwritten#
-//! | less than two segments ("short") | gives those back, and takes small segments as it needs them |
+//! | at least two segments (three, after it was short) | prepares a segment in advance, and retains retired ones for reuse |
+//! | less than two segments ("short") | frees those, and creates small segments as it needs them |
 //! | nothing | publishers are blocked by the alarm; acknowledgements and declarations continue |
 //!
 //! There is also a reserve of small segments, for a disk that is full despite the limit: acknowledgements must reach the

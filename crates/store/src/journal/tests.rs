@@ -176,7 +176,7 @@ fn a_disk_without_preallocation_stores_messages_and_recovers_from_being_full() {
     for position in 0..30 {
         publish(position);
         assert!(matches!(committer.step(), CommitOutcome::Committed), "{position}");
-        // Both ways to put a segment aside.
+        // Both ways to prepare a segment in advance.
         journal.prepare_segment().unwrap();
         journal.spares.prepare(Preallocation::Reserved).unwrap();
     }

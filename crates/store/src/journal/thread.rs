@@ -139,7 +139,7 @@ impl Journal {
     fn sleep(&self, pending: &mut PendingGuard<'_>) {
         pending.asleep = true;
         let timed_out = self.work.wait_for(pending, IDLE_AFTER).timed_out();
-        // A caller at that very moment has notified nobody.
+        // A request made after the timeout, before the lock was taken again, has notified no waiting thread.
         if timed_out && pending.asleep && !pending.demanded && !pending.stopping {
             pending.free_idle_memory();
             self.work.wait(pending);

@@ -21,7 +21,7 @@ pub(crate) struct Run {
     /// The highest LSN that was ever reported to be on disk.
     sure: u64,
     outcome: Outcome,
-    lying: bool,
+    ignores_syncs: bool,
 }
 
 /// Counts of the events of a run.
@@ -68,12 +68,12 @@ impl Run {
             serial: 0,
             sure: 0,
             outcome: Outcome::default(),
-            lying: false,
+            ignores_syncs: false,
         }
     }
 
-    pub(crate) fn on_a_lying_disk(mut self) -> Self {
-        self.lying = true;
+    pub(crate) fn with_ignored_syncs(mut self) -> Self {
+        self.ignores_syncs = true;
         self.disk.lie_about_syncs();
         self
     }
@@ -266,7 +266,7 @@ impl Run {
         self.disk = if self.random.chance(750) { self.disk.crash() } else { self.disk.kill() };
         self.disk.set_faults(Faults::default());
         self.disk.set_capacity(CAPACITY);
-        if self.lying {
+        if self.ignores_syncs {
             self.disk.lie_about_syncs();
         }
         let (committer, recovered) = open_journal(&self.disk)?;
@@ -314,7 +314,7 @@ impl Message {
         match (self.settled, back) {
             (Some(_), Some(_)) => Err(format!("{position} is back")),
             (Some(_), None) => check(!self.moved || self.persisted || reported, || {
-                format!("{position} is not told as settled")
+                format!("{position} is not reported as settled")
             }),
             (None, None) => check(self.moved || self.given_up, || format!("{position} is missing")),
             (None, Some(live)) => {

@@ -24,7 +24,7 @@ pub(crate) struct Run {
     /// The highest LSN that was ever reported to be on disk.
     sure: u64,
     outcome: Outcome,
-    lying: bool,
+    ignores_syncs: bool,
 }
 
 /// Counts of the events of a run.
@@ -80,12 +80,12 @@ impl Run {
             deliveries: 0,
             sure: 0,
             outcome: Outcome::default(),
-            lying: false,
+            ignores_syncs: false,
         }
     }
 
-    pub(crate) fn on_a_lying_disk(mut self) -> Self {
-        self.lying = true;
+    pub(crate) fn with_ignored_syncs(mut self) -> Self {
+        self.ignores_syncs = true;
         self.disk.lie_about_syncs();
         self
     }
@@ -308,7 +308,7 @@ impl Run {
         self.disk = if self.random.chance(750) { self.disk.crash() } else { self.disk.kill() };
         self.disk.set_faults(Faults::default());
         self.disk.set_capacity(CAPACITY);
-        if self.lying {
+        if self.ignores_syncs {
             self.disk.lie_about_syncs();
         }
         let (store, rounds, recovered) = open(&self.disk)?;

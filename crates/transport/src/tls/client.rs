@@ -27,8 +27,8 @@ pub struct ClientTlsConfig {
     pub certificate: Option<CertificateFiles>,
     /// The name that the server's certificate must have, if it differs from the host.
     pub server_name: Option<String>,
-    /// Whether to verify the server's certificate at all. Otherwise anybody can impersonate the server and read everything,
-    /// passwords included.
+    /// Whether to verify the server's certificate at all. Otherwise an attacker can impersonate the server and read
+    /// everything, passwords included.
     pub verify: bool,
 }
 
@@ -114,8 +114,8 @@ fn make(files: &ClientTlsConfig) -> Result<(Arc<ClientConfig>, Option<Certificat
             None => system_ca()?,
         })
     } else {
-        let anybody = Arc::new(AcceptAnyCertificate(Arc::clone(&provider)));
-        builder.dangerous().with_custom_certificate_verifier(anybody)
+        let accept_any = Arc::new(AcceptAnyCertificate(Arc::clone(&provider)));
+        builder.dangerous().with_custom_certificate_verifier(accept_any)
     };
     let Some(pair) = &files.certificate else {
         return Ok((Arc::new(builder.with_no_client_auth()), None));
