@@ -38,7 +38,7 @@ pub(crate) struct Backlogs {
 #[derive(Debug)]
 struct Backlog {
     name: BacklogName,
-    /// The key under which it is found.
+    /// Key of the destination or exchange.
     key: DestinationKey,
     /// Number of its messages, those in memory included.
     messages: u64,
@@ -90,7 +90,8 @@ impl Backlogs {
         self.of_destinations.len() < limit
     }
 
-    /// Creates a backlog for a destination that none covers: its own, or with `limit` of these, that of its exchange.
+    /// Creates a backlog for a destination that none covers: one for the destination, or, if there are `limit` of these
+    /// already, one for its exchange.
     pub(crate) fn create(
         &mut self,
         keys: &DestinationKeys,
@@ -184,7 +185,7 @@ impl Backlogs {
         }
     }
 
-    /// Records that they have moved.
+    /// Records that the messages of a planned move are in the backlog.
     pub(crate) fn complete_move(&mut self, id: BacklogId) {
         if let Some(backlog) = self.get_mut(id) {
             backlog.planned_moves -= 1;

@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 
 /// The confirms of a client's channel, as its client counts them: from 1, over all its publishes.
 ///
-/// The direct publishes have sequence numbers of their own upstream, which does not know of the spooled ones. Answers for
-/// either kind may come in any order. Answers to the client follow as soon as possible, with `multiple` where everything up
-/// to a number is settled.
+/// The direct publishes have sequence numbers of their own upstream, which does not know of the spooled ones. The answers
+/// to direct and to spooled publishes may come in any order. Answers to the client follow as soon as possible, with
+/// `multiple` where everything up to a number is settled.
 ///
 /// Example: the publishes 1 and 3 are direct, 2 is spooled. The upstream's ack of its number 2, with `multiple`, is for 1 and
 /// 3. The client gets an ack of 1 and one of 3; after the spool's, one of 2.
@@ -98,7 +98,7 @@ impl ClientConfirms {
         let answered = self.unanswered.front().map_or(self.published, |run| run.first - 1);
         let whole = numbers.partition_point(|number| *number <= answered);
         if let Some(last) = numbers[..whole].last() {
-            // Everything else up to it was answered before, and `multiple` covers only unanswered publishes.
+            // All other publishes up to this one were answered before, and `multiple` covers only unanswered ones.
             answer(Answer { delivery_tag: *last, multiple: whole > 1 });
         }
         for delivery_tag in &numbers[whole..] {
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn both_ways_share_one_numbering() {
+    fn direct_and_spooled_publishes_share_one_numbering() {
         let mut confirms = ClientConfirms::default();
         let numbers = [
             confirms.published_directly(),
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unanswered_publish_costs_no_memory_for_those_behind_it() {
+    fn an_unanswered_publish_takes_no_memory_for_later_answered_ones() {
         let mut confirms = ClientConfirms::default();
         assert_eq!(confirms.published_directly(), 1);
         for number in 1..=100_000 {

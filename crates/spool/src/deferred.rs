@@ -1,5 +1,5 @@
-//! Messages that wait for their destination: the broker has nacked one for it, or refused one for its exchange, or earlier
-//! ones wait.
+//! Messages that wait for their destination: the broker has nacked an earlier one, or refused one for its exchange, or
+//! earlier ones still wait.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ pub(crate) struct Deferred<T> {
     by_destination: HashMap<DestinationKey, Destination<T>>,
     /// Destinations whose pause ends at these times.
     pauses: BTreeMap<PauseKey, DestinationKey>,
-    /// Makes keys of `pauses` unique.
+    /// Makes the keys of `pauses` unique.
     next_pause: u64,
     /// Destinations that have messages to publish now, by channel. Entries may be outdated.
     ready: [VecDeque<DestinationKey>; 2],
@@ -310,7 +310,7 @@ impl<T> Deferred<T> {
     pub(crate) fn take_pausing(&mut self, backlogs: &Backlogs) -> Vec<Item<T>> {
         let mut taken = Vec::new();
         for (destination, found) in &mut self.by_destination {
-            // Not before its pause: later messages still in flight may return, and would precede these.
+            // Only during the pause: before it, later messages that are still in flight may return, and would precede these.
             let is_pausing = found.pause_ends.is_some();
             let is_of_backlog = found.items.front().is_some_and(|item| !item.is_main());
             if is_pausing && is_of_backlog && backlogs.has_own(*destination) {

@@ -30,11 +30,11 @@ const DEFERRED_SHARE: (usize, usize) = (3, 4);
 /// The most messages that one call of [`Forwarding::poll_publish`] parks without asking the broker again.
 const PARKED_AT_ONCE: usize = 256;
 
-/// Destinations that are remembered because they have stalled a connection. If there are more, all are forgotten: each may
-/// then stall one again, which costs seconds.
+/// The most destinations recorded as having stalled a connection. If there are more, all are forgotten: each may then
+/// stall another one, which takes seconds.
 const SILENT_MAX: usize = 8_192;
 
-/// How much a [`Forwarding`] has in memory.
+/// Limits of a [`Forwarding`].
 #[derive(Debug, Clone, Copy)]
 pub struct ForwardingLimits {
     /// Messages that may be published and unconfirmed.
@@ -46,14 +46,14 @@ pub struct ForwardingLimits {
     pub deferred: usize,
     /// Bytes of their records, and of messages loaded from backlogs.
     pub deferred_bytes: usize,
-    /// Destinations with a backlog of their own. Any others share one per exchange.
+    /// The most destinations with a backlog of their own. All further ones share a backlog per exchange.
     pub backlogs: usize,
     /// How long the broker may nack a message, and everything for its destination, before the message is parked; `None` for
     /// no limit. A younger message waits until it is that old.
     pub nacked_max: Option<Duration>,
 }
 
-/// The number of confirms that reduce its caution. Simulations have too few messages for the real values.
+/// How many confirms end or widen the use of the careful channel. Simulations have too few messages for the real values.
 #[derive(Debug, Clone, Copy)]
 struct Caution {
     /// Confirms in a row that clear an exchange after its first refusal.
@@ -208,7 +208,7 @@ impl<T> Forwarding<T> {
         self.queued.push_back(item);
     }
 
-    /// A backlog whose next message to pass to [`Self::loaded`], if it is available.
+    /// A backlog whose next message is to be passed to [`Self::loaded`], if there is one.
     pub fn poll_load(&mut self) -> Option<BacklogId> {
         if self.backlogs.is_empty() {
             return None;
@@ -278,7 +278,7 @@ impl<T> Forwarding<T> {
             && let Some(item) = self.queued.pop_front()
         {
             match self.refused_exchanges.known_refusal(&item.envelope, now) {
-                // Parked messages stay in order, too: those before it may be refused as well.
+                // Messages are parked in order, too: earlier ones may be refused as well.
                 Some(refusal) if !self.is_behind_others(&item) => {
                     to_park -= 1;
                     self.park(item, refusal);
@@ -306,22 +306,22 @@ impl<T> Forwarding<T> {
             (&self.refused_exchanges, &self.keys, &self.main_in_flight);
         self.deferred.take(channel, |item| {
             let chosen = channel_of(refused_exchanges, keys, item);
-            // Channels are not ordered among each other: earlier messages that did not wait are on the fast one.
+            // The channels are not ordered relative to each other: earlier messages that did not wait are on the fast one.
             let is_overtaking =
                 chosen == ForwardingChannel::Careful && main_in_flight.contains_key(&item.destination);
             (!is_overtaking).then_some(chosen)
         })
     }
 
-    /// Whether another message may be in flight. During the search for a message that costs the connection, both channels
-    /// count.
+    /// Whether another message may be in flight. During the search for a message for which the broker closes the
+    /// connection, both channels count.
     fn has_capacity(&self) -> bool {
         let is_narrow = self.window < self.limits.window;
         let count = if is_narrow { self.in_flight() } else { self.fast.count() };
         count < self.window && self.fast.bytes() < self.limits.window_bytes
     }
 
-    /// The same for a message that has waited: these leave part of the window to messages that need not wait.
+    /// The same for a message that has waited: waiting messages leave part of the window to those that need not wait.
     fn has_capacity_on(&self, channel: ForwardingChannel) -> bool {
         match channel {
             ForwardingChannel::Fast => {
@@ -405,7 +405,7 @@ impl<T> Forwarding<T> {
         in_memory as u64 + self.backlogs.not_loaded()
     }
 
-    /// When the oldest message that has not left was accepted, in milliseconds since 1970, of those that were read.
+    /// When the oldest message that was read and has not left was accepted, in milliseconds since 1970.
     pub fn oldest(&self) -> Option<u64> {
         let waiting = self.queued.front().into_iter().chain(self.deferred.fronts());
         let in_flight = self.fast.oldest().into_iter().chain(self.careful.oldest());

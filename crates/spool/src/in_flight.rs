@@ -16,9 +16,10 @@ pub(crate) struct InFlight<T> {
     bytes: usize,
     /// Number of these messages that had waited for their destination.
     deferred: usize,
-    /// Bytes of the records of these.
+    /// Bytes of the records of the messages that had waited.
     deferred_bytes: usize,
-    /// When these were accepted, with the number of each: they are older than some that were published before them.
+    /// When the messages that had waited were accepted, and how many at each time: they are older than some that were
+    /// published before them.
     deferred_at: BTreeMap<u64, usize>,
     /// Set by confirm.select-ok, cleared when the channel is closed.
     is_open: bool,
@@ -40,7 +41,7 @@ impl<T> InFlight<T> {
 
     /// Records that the channel is open and in confirm mode, and that nothing has been published on it.
     pub(crate) fn open(&mut self) {
-        debug_assert_eq!(self.count, 0, "messages of the channel before");
+        debug_assert_eq!(self.count, 0, "messages of the previous channel");
         (self.is_open, self.first_tag) = (true, 1);
     }
 
@@ -62,7 +63,7 @@ impl<T> InFlight<T> {
         self.deferred
     }
 
-    /// Bytes of the records of these.
+    /// Bytes of the records of the messages that had waited.
     pub(crate) fn deferred_bytes(&self) -> usize {
         self.deferred_bytes
     }

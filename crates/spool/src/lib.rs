@@ -5,9 +5,10 @@
 //!
 //! - [`Envelope`]: a spooled message as it is stored, with all that is needed to publish it.
 //! - [`Forwarding`]: the order in which the messages of one main queue are published, how many are in flight, what is retried
-//!   later and what is refused permanently. A destination is an exchange with a routing key. `Deferred` has messages that wait
-//!   for theirs in memory, `Backlogs` counts those that wait on disk, `RefusedExchanges` knows which exchanges refuse
-//!   messages, `Nacks` how long they have been nacked, and `InFlight` has those that are unconfirmed on a channel.
+//!   later and what is refused permanently. A destination is an exchange with a routing key. `Deferred` holds messages that
+//!   wait for their destination in memory, `Backlogs` counts those that wait on disk, `RefusedExchanges` records which
+//!   exchanges refuse messages, `Nacks` how long messages have been nacked, and `InFlight` holds those that are unconfirmed on
+//!   a channel.
 //! - [`ClientConfirms`]: one numbering for the publishes of a client's channel, of which some are spooled and the others go
 //!   directly to the broker.
 //!

@@ -18,8 +18,8 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Runs of nacks without a confirm in between. They outlive connections, but outages do not count.
 ///
-/// A run of an exchange is needed if each message has another key, and so a destination of its own, such as messages to a
-/// full queue through a fanout exchange.
+/// A run of an exchange is needed if each message has a different routing key and therefore a different destination, such
+/// as messages to a full queue through a fanout exchange.
 #[derive(Debug, Default)]
 pub(crate) struct Nacks {
     /// By destination, and by exchange but for the default one, whose keys are independent queues.
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_that_all_have_another_key_share_the_run_of_their_exchange() {
+    fn messages_with_different_routing_keys_share_the_run_of_their_exchange() {
         let mut bench = bench();
         for number in 0..3 {
             assert_eq!(bench.nacked("fan", &number.to_string()), 20 * number);

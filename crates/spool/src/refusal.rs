@@ -16,15 +16,15 @@ pub struct MessageRefusal {
 /// How certain it is that a message caused a connection.close.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FaultCertainty {
-    /// The message is not the cause: the broker shuts down, or the login failed.
+    /// The message is not the cause: the broker is shutting down, or the login failed.
     None,
-    /// It may be the cause: blame the message if it costs the connection repeatedly while nothing else is in flight.
+    /// It may be the cause: park the message if the connection is closed repeatedly while nothing else is in flight.
     Possible,
     /// The broker considers the message malformed.
     Certain,
 }
 
-/// Connections that a message has to cost while nothing else is in flight before it is blamed.
+/// Connections in a row that have to be closed while only a message is in flight before it is parked.
 const ATTEMPTS: u32 = 3;
 
 /// The same if the broker has failed each time, perhaps for reasons unrelated to the message. With the forwarder's growing
@@ -43,7 +43,7 @@ impl MessageRefusal {
         Self { code: 0, text }
     }
 
-    /// Whether another attempt would fail the same way, unless somebody changes something at the broker. For channel.close.
+    /// Whether another attempt would fail the same way unless the broker's configuration changes. For channel.close.
     pub fn is_permanent(&self) -> bool {
         // 311, 312 and 313 concern content; 540 is for features that the broker does not implement.
         matches!(self.code, 311..=313 | 402 | ACCESS_REFUSED | NOT_FOUND | 405 | 406 | 540)
@@ -64,7 +64,7 @@ impl MessageRefusal {
     pub fn certainty(&self) -> FaultCertainty {
         match self.code {
             501 | 502 | 505 | 540 => FaultCertainty::Certain,
-            // 320 is an upstream that shuts down, 506 one out of resources; 403 and 530 concern the login.
+            // With 320 the upstream is shutting down, with 506 it is out of resources; 403 and 530 concern the login.
             200 | 320 | ACCESS_REFUSED | 506 | 530 => FaultCertainty::None,
             _ => FaultCertainty::Possible,
         }
@@ -75,7 +75,7 @@ impl MessageRefusal {
         self.code == INTERNAL_ERROR
     }
 
-    /// Connections in a row that a suspected message has to cost while nothing else is in flight before it is blamed.
+    /// Connections in a row that have to be closed while only a suspected message is in flight before it is parked.
     pub(crate) fn attempts(&self) -> u32 {
         if self.is_failure() { FAILURE_ATTEMPTS } else { ATTEMPTS }
     }

@@ -19,7 +19,7 @@ const MAX_REFUSALS: usize = 64;
 const MAX_REFUSED_EXCHANGES: usize = 1_024;
 
 /// Confirms in a row after which an exchange is treated as before. Each further refusal for the same exchange doubles the
-/// number: a refusal on the channel with many in flight costs another attempt of all of them.
+/// number: after a refusal on the fast channel, all of the many messages in flight need another attempt.
 pub(crate) const CONFIRMS_TO_CLEAR: u32 = 256;
 
 /// Upper limit of that doubling.
@@ -58,7 +58,7 @@ impl RefusedExchanges {
         Self { confirms_to_clear, by_key: HashMap::new(), refusals: Vec::new() }
     }
 
-    /// Whether to publish a message with few others in flight.
+    /// Whether to publish a message on the careful channel.
     pub(crate) fn needs_care(
         &self,
         keys: &DestinationKeys,

@@ -63,7 +63,7 @@ impl<T> Forwarding<T> {
             let age = at.map(|at| Duration::from_millis(at.saturating_sub(item.envelope.accepted_at())));
             let is_over = |max| lasted >= max && age.is_some_and(|age| age >= max);
             if self.limits.nacked_max.is_some_and(is_over) {
-                // Without another pause: the messages behind it get their attempt.
+                // No further pause, so that the messages behind it are attempted.
                 if item.was_deferred {
                     self.deferred.left(destination, false);
                 }
@@ -110,7 +110,7 @@ impl<T> Forwarding<T> {
         self.refused_exchanges.remember(&envelope, &refusal, now);
         let is_named = refusal.names_exchange_of(&envelope);
         if self.refused_exchanges.add(&self.keys, destination, &envelope, is_named) {
-            // Others of that kind are found on the careful channel.
+            // Further messages of its exchange that the broker refuses are found on the careful channel.
             (self.window, self.confirmed) = (self.limits.window, 0);
         }
         if culprit.was_deferred {
@@ -121,10 +121,10 @@ impl<T> Forwarding<T> {
     }
 
     /// Handles a broker that has stopped reading the connection; call it before [`Self::lost`]. It stops because of a queue
-    /// that takes messages and confirms none, such as a quorum queue without a majority. From now on only one message of its
-    /// destination is in flight until the broker answers: RabbitMQ reads on until 32 are. If the connection `is_isolated`,
-    /// the destination is one of those in flight: the first one that was not suspected before is suspected now. Otherwise it
-    /// may be another client's.
+    /// that accepts messages and confirms none, such as a quorum queue without a majority. From now on only one message of
+    /// that queue's destination is in flight until the broker answers: RabbitMQ stops reading only at 32 unconfirmed
+    /// messages. If the connection `is_isolated`, the destination is one of those in flight: the first one that was not
+    /// suspected before is suspected now. Otherwise it may be a destination of another client.
     ///
     /// # Example
     /// Messages for the queues D, A, D, B, A were published in this order, and the first ones for A and B are confirmed.

@@ -22,7 +22,7 @@ impl<T> Forwarding<T> {
                 self.move_to(backlog, item);
                 return None;
             }
-            // Behind those: the older ones must not be the last ones in the backlog.
+            // Behind the waiting messages: an older message must not follow newer ones in the backlog.
             self.deferred.insert(item, channel);
             self.start_move(destination, backlog);
             return None;
@@ -39,9 +39,9 @@ impl<T> Forwarding<T> {
         self.backlogs.covering(&self.keys, item.destination, &item.envelope)
     }
 
-    /// A new backlog for a destination that may have stalled a connection. Messages that are in flight from there hold up
-    /// neither a move of later ones nor the reading of the main queue. It is one of its own: in that of its exchange others
-    /// would wait.
+    /// Creates a backlog for a destination that may have stalled a connection. Messages in flight from a backlog delay
+    /// neither the move of later ones nor reads of the main queue. The exchange's backlog would not do: there, messages for
+    /// other destinations would wait behind them.
     fn backlog_if_silent(&mut self, item: &Item<T>) -> Option<BacklogId> {
         let (destination, limit) = (item.destination, self.limits.backlogs);
         let is_wanted = self.silent.contains(&destination) && self.backlogs.may_create_own(limit);
@@ -67,8 +67,8 @@ impl<T> Forwarding<T> {
         self.move_largest(DeferredSize { messages: limits.deferred / 2, bytes: limits.deferred_bytes / 2 });
     }
 
-    /// Frees the memory of messages that wait for their destination, for the sake of others: those of the main queue move
-    /// to backlogs, and those of a backlog are released while its destination pauses. Returns whether it freed any.
+    /// Frees the memory of messages that wait for their destination: those of the main queue move to backlogs, and those
+    /// of a backlog are released while its destination pauses. Returns whether it freed any.
     pub fn free_memory(&mut self) -> bool {
         let before = self.bytes;
         self.move_largest(DeferredSize::default());

@@ -1,5 +1,5 @@
 //! The rules for full destinations, one by one; those for refused messages are in `refusals`, those for destinations without an
-//! answer in `silent`. `simulation` plays all together.
+//! answer in `silent`. `simulation` combines all of them.
 
 mod refusals;
 mod silent;
@@ -56,7 +56,7 @@ fn too_large() -> MessageRefusal {
 struct Bench {
     forwarding: Forwarding<u64>,
     now: Instant,
-    /// The same in milliseconds since 1970. The messages' numbers are their times.
+    /// The same in milliseconds since 1970. The acceptance time of a message is its number.
     at: u64,
     next: u64,
 }
@@ -116,7 +116,7 @@ impl Bench {
         self.forwarding.opened(channel);
     }
 
-    /// Those that were forwarded, and those that were parked; the others are ignored.
+    /// The numbers of the messages that were forwarded, and of those that were parked.
     fn settled(&mut self) -> (Vec<u64>, Vec<u64>) {
         let (mut forwarded, mut parked) = (Vec::new(), Vec::new());
         while let Some(settled) = self.forwarding.poll_settled() {
@@ -129,7 +129,7 @@ impl Bench {
         (forwarded, parked)
     }
 
-    /// Those that are to move to a backlog, with its name.
+    /// The messages that are to move to a backlog, with the backlog's id.
     fn moved(&mut self) -> Vec<(u64, BacklogId)> {
         let forwarding = &mut self.forwarding;
         std::iter::from_fn(|| forwarding.poll_settled())
@@ -152,9 +152,9 @@ fn a_full_destination_delays_only_its_own_messages_in_order() {
     bench.nacked(5, false);
     assert_eq!((bench.forwarding.deferred(), bench.settled()), (3, (vec![1, 3], vec![])));
     ["full", "a", "full"].into_iter().for_each(|exchange| bench.read(exchange));
-    assert_eq!(bench.published(), [6], "others go on");
+    assert_eq!(bench.published(), [6], "other destinations continue");
     bench.now = bench.forwarding.next_deadline().unwrap();
-    assert_eq!(bench.published(), [0], "one is tried");
+    assert_eq!(bench.published(), [0], "one attempt");
     bench.nacked(7, false);
     assert_eq!(bench.published(), []);
     let pause = bench.forwarding.next_deadline().unwrap() - bench.now;
@@ -168,11 +168,11 @@ fn a_full_destination_delays_only_its_own_messages_in_order() {
     bench.acked(0, true);
     assert_eq!((bench.forwarding.deferred(), bench.forwarding.in_flight()), (0, 0));
     bench.read("full");
-    assert_eq!(bench.published(), [8], "nothing is remembered");
+    assert_eq!(bench.published(), [8], "the destination has no backoff any more");
 }
 
 #[test]
-fn after_a_nack_nothing_of_its_destination_is_tried_until_all_are_answered_and_the_pause_is_over() {
+fn after_a_nack_its_destination_waits_until_all_in_flight_are_answered_and_the_pause_is_over() {
     let mut bench = Bench::with(ForwardingLimits { window: 8, ..LIMITS }, &["full"; 8]);
     assert_eq!(bench.published().len(), 8);
     bench.nacked(8, true);
@@ -190,7 +190,7 @@ fn after_a_nack_nothing_of_its_destination_is_tried_until_all_are_answered_and_t
     assert_eq!(bench.published(), [3, 4]);
 }
 
-/// Nacks the message that is tried at the end of each pause, until one is parked. Returns it and the number of attempts.
+/// Nacks the message that is published at the end of each pause, until one is parked. Returns it and the number of attempts.
 fn nack_until_parked(bench: &mut Bench, mut tag: u64) -> (u64, u64, u64) {
     for attempts in 1..1_000 {
         let end = bench.forwarding.next_deadline().unwrap();
@@ -295,7 +295,7 @@ fn too_many_messages_for_a_full_destination_move_to_its_backlog_and_come_back_in
     let mut bench = Bench::with(limits, &["full"; 6]);
     assert_eq!(bench.published().len(), 6);
     bench.nacked(5, true);
-    assert_eq!(bench.moved(), [], "one that is in flight may come back before those behind it");
+    assert_eq!(bench.moved(), [], "a message in flight may return, and precedes those behind it");
     bench.nacked(6, false);
     let moved = bench.moved();
     let backlog = moved[0].1;
@@ -343,7 +343,7 @@ fn a_restored_backlog_comes_before_the_main_queue() {
 }
 
 #[test]
-fn a_loss_releases_all_of_them() {
+fn the_loss_of_the_connection_releases_all_messages() {
     let mut bench = Bench::new(&["a", "b", "a", "b"]);
     assert_eq!(bench.published(), [0, 1, 2, 3]);
     bench.nacked(2, false);
@@ -385,7 +385,7 @@ fn a_destination_with_capacity_again_leaves_memory_to_others() {
     for _ in 0..200 {
         bench.read("full");
     }
-    assert_eq!(bench.published().len(), 2, "all others are in line");
+    assert_eq!(bench.published().len(), 2, "the others wait");
     for _ in 0..4 {
         bench.acked(0, true);
         assert!(bench.published().len() <= 6);
@@ -394,7 +394,7 @@ fn a_destination_with_capacity_again_leaves_memory_to_others() {
 }
 
 #[test]
-fn waiting_messages_free_memory_for_others_and_are_loaded_again_in_order() {
+fn the_memory_of_waiting_messages_is_freed_and_they_are_loaded_again_in_order() {
     let mut bench = Bench::new(&["full"; 3]);
     assert_eq!(bench.published(), [0, 1, 2]);
     bench.nacked(3, true);
@@ -455,7 +455,7 @@ fn messages_behind_ones_in_flight_stay_in_memory() {
     load(&mut bench, 2);
     assert_eq!(bench.published(), [1, 2]);
     bench.nacked(2, false);
-    assert!(!bench.forwarding.free_memory(), "the later one may come back");
+    assert!(!bench.forwarding.free_memory(), "the later one may return");
     bench.nacked(3, false);
     assert!(bench.forwarding.free_memory());
     assert_eq!(bench.forwarding.oldest(), Some(1), "as old as before");

@@ -4,11 +4,15 @@ use super::*;
 use crate::refused_exchanges::REFUSAL_TTL;
 
 #[test]
-fn a_refusal_that_names_an_exchange_costs_the_others_one_attempt() {
+fn a_refusal_that_names_an_exchange_costs_other_messages_one_attempt() {
     let mut bench = Bench::new(&["a", "b", "a", "gone", "a", "gone", "b"]);
     assert_eq!(bench.published(), [0, 1, 2, 3, 4, 5, 6]);
     bench.refuse(Fast, no_exchange("gone"));
-    assert_eq!(bench.published(), [0, 1, 2, 4, 6], "those of the suspicious exchange are set apart");
+    assert_eq!(
+        bench.published(),
+        [0, 1, 2, 4, 6],
+        "the messages of the suspicious exchange use the other channel"
+    );
     assert_eq!(bench.published_on(Careful), [3], "alone");
     bench.refuse(Careful, no_exchange("gone"));
     assert_eq!(bench.published_on(Careful), [], "the refusal is known");
@@ -18,7 +22,7 @@ fn a_refusal_that_names_an_exchange_costs_the_others_one_attempt() {
 }
 
 #[test]
-fn a_refusal_is_asked_for_again_after_a_second() {
+fn messages_for_a_refused_exchange_are_attempted_again_after_a_second() {
     let mut bench = Bench::new(&["gone"]);
     assert_eq!(bench.published(), [0]);
     bench.refuse(Fast, no_exchange("gone"));
@@ -69,8 +73,8 @@ fn a_refused_message_without_a_named_exchange_is_found_by_bisection() {
     assert!(attempts < 60, "{attempts}");
 }
 
-/// 10,000 messages of four exchanges, of which every tenth is refused without a name. Each refusal costs only its own
-/// message, except for those in flight when its exchange becomes suspicious.
+/// 10,000 messages of four exchanges, of which every tenth is refused by a text without the exchange's name. Only the
+/// messages that are in flight when an exchange becomes suspicious are published again.
 #[test]
 fn a_thousand_poison_messages_cost_few_extra_attempts() {
     let total: u64 = 10_000;
@@ -160,7 +164,7 @@ fn an_exchange_that_is_suspicious_again_lets_its_messages_in_flight_be_confirmed
     assert_eq!((bench.published(), bench.published_on(Careful)), (vec![], vec![7]));
 }
 
-/// The connection is closed whenever `culprit` is published. Returns the number of connections until it was parked.
+/// Closes the connection whenever `culprit` is published. Returns the number of connections until it was parked.
 fn connections_until_parked(code: u16, culprit: u64) -> Option<u32> {
     let close = MessageRefusal { code, text: "the end".into() };
     let mut forwarding = Forwarding::new(LIMITS);
@@ -200,7 +204,7 @@ fn connections_until_parked(code: u16, culprit: u64) -> Option<u32> {
 }
 
 #[test]
-fn a_message_that_costs_the_connection_is_found_and_parked() {
+fn a_message_for_which_the_connection_is_closed_is_found_and_parked() {
     assert!(connections_until_parked(501, 11).is_some_and(|connections| connections <= 12));
     assert!(connections_until_parked(504, 11).is_some_and(|connections| connections <= 15));
 }
@@ -240,11 +244,11 @@ fn a_destination_that_waited_changes_its_channel_without_another_event() {
     bench.forwarding.acked(Careful, 2, false, bench.now);
     bench.now = bench.forwarding.next_deadline().unwrap();
     let published = ForwardingChannel::POLL_ORDER.map(|channel| bench.published_on(channel));
-    assert_eq!(published, [vec![], vec![], vec![1]], "over the fast one again");
+    assert_eq!(published, [vec![], vec![], vec![1]], "on the fast channel again");
 }
 
 #[test]
-fn refusals_that_are_known_are_settled_a_few_at_a_time() {
+fn messages_with_a_known_refusal_are_parked_a_few_at_a_time() {
     let mut bench = Bench::with(ForwardingLimits { window: 1_000, ..LIMITS }, &["gone"; 600]);
     assert_eq!(bench.published().len(), 600);
     bench.refuse(Fast, no_exchange("gone"));

@@ -1,9 +1,9 @@
-//! A destination whose messages the broker takes and never confirms.
+//! A destination whose messages the broker accepts and never confirms.
 
 use super::*;
 
 impl Bench {
-    /// The connection is lost because the broker has stopped reading it, and another one is there.
+    /// Loses the connection because the broker has stopped reading it, and opens another one.
     fn stall(&mut self, is_isolated: bool) {
         self.forwarding.stalled(is_isolated);
         self.forwarding.lost(None);
@@ -11,10 +11,10 @@ impl Bench {
         [Fast, Careful].into_iter().for_each(|channel| self.forwarding.opened(channel));
     }
 
-    /// Loads what a backlog has, `waiting` in order; returns what is published then.
+    /// Loads the messages `waiting` of a backlog in order; returns the messages that are published then.
     fn load(&mut self, waiting: &mut VecDeque<u64>, exchange: &str) -> Vec<u64> {
         while let Some(backlog) = self.forwarding.poll_load() {
-            let number = waiting.pop_front().expect("as many as it was told");
+            let number = waiting.pop_front().expect("the backlog has another message");
             self.forwarding.loaded(backlog, envelope(exchange, "k", number), number);
         }
         self.published()
@@ -34,17 +34,21 @@ fn a_destination_that_has_stalled_a_connection_waits_alone_with_one_message_in_f
         assert!(bench.forwarding.wants_more(), "in round {round}");
         let number = bench.next;
         ["dead", "a"].into_iter().for_each(|exchange| bench.read(exchange));
-        assert_eq!(bench.published(), [number + 1], "others go on");
+        assert_eq!(bench.published(), [number + 1], "other destinations continue");
         tag += 1;
         waiting.extend(bench.moved().into_iter().map(|(number, _)| number));
         let sent = bench.load(&mut waiting, "dead");
-        assert_eq!(sent, if round == 0 { vec![number] } else { vec![] }, "one is tried");
+        assert_eq!(sent, if round == 0 { vec![number] } else { vec![] }, "one attempt");
         bench.acked(tag, false);
         tag += sent.len() as u64;
     }
     assert_eq!(bench.forwarding.in_flight(), 1);
     bench.read("b");
-    assert_eq!(bench.published().len(), 1, "it was not passed over");
+    assert_eq!(
+        bench.published().len(),
+        1,
+        "its destination is not suspected: no later message was confirmed before it"
+    );
     assert_eq!(bench.moved(), []);
     // Its queue has got a majority.
     bench.acked(2, false);
@@ -56,11 +60,11 @@ fn a_destination_that_has_stalled_a_connection_waits_alone_with_one_message_in_f
     }
     assert!(waiting.is_empty());
     ["dead", "dead"].into_iter().for_each(|exchange| bench.read(exchange));
-    assert_eq!(bench.published().len(), 2, "nothing is remembered");
+    assert_eq!(bench.published().len(), 2, "the destination is not suspected any more");
 }
 
 #[test]
-fn the_first_message_is_suspected_only_where_no_other_client_is() {
+fn the_first_destination_in_flight_is_suspected_only_on_an_isolated_connection() {
     for is_isolated in [false, true] {
         let mut bench = Bench::new(&["a", "b"]);
         bench.published();
@@ -71,16 +75,16 @@ fn the_first_message_is_suspected_only_where_no_other_client_is() {
 }
 
 #[test]
-fn without_a_backlog_of_its_own_it_does_not_wait() {
+fn a_stalling_destination_without_its_own_backlog_does_not_wait() {
     let mut bench = Bench::with(ForwardingLimits { backlogs: 0, ..LIMITS }, &["dead"]);
     bench.published();
     bench.stall(true);
     bench.read("dead");
-    assert_eq!(bench.published(), [1], "in the backlog of its exchange others would wait");
+    assert_eq!(bench.published(), [1], "in the backlog of its exchange, other destinations would wait");
 }
 
 #[test]
-fn it_is_known_after_a_local_failure() {
+fn a_stalling_destination_is_still_suspected_after_a_local_failure() {
     let mut bench = Bench::new(&["dead"]);
     bench.published();
     bench.stall(true);
@@ -114,12 +118,12 @@ fn large_messages_that_are_never_confirmed_leave_some_of_the_window_to_others() 
     assert_eq!(loaded, 49);
     bench.published();
     let sent = bench.forwarding.in_flight();
-    assert!((1..49).contains(&sent), "{sent} of them fill their share");
+    assert!((1..49).contains(&sent), "{sent} large messages fill their share of the window");
     bench.read("a");
-    assert_eq!(bench.published().len(), 1, "others go on");
+    assert_eq!(bench.published().len(), 1, "other destinations continue");
 }
 
-/// The queues of one broker often lose their majority at the same time.
+/// Several quorum queues of a broker often lose their majority at the same time.
 #[test]
 fn each_stall_of_an_isolated_connection_finds_another_destination() {
     let mut bench = Bench::new(&["one", "two"]);

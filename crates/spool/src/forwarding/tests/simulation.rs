@@ -1,4 +1,4 @@
-//! A fault-injecting broker, and a process that is killed, under thousands of seeds.
+//! Simulates a fault-injecting broker, and a process that is killed, with thousands of seeds.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,7 +27,7 @@ struct Setting {
     exchanges: [&'static str; 5],
     keys: &'static [&'static str],
     caution: Caution,
-    /// Whether queues stop to confirm what they take.
+    /// Whether queues stop confirming the messages that they accept.
     falls_silent: bool,
 }
 
@@ -44,7 +44,7 @@ const FALLING_SILENT: Setting = Setting { falls_silent: true, ..USUAL };
 const PLAIN: Setting =
     Setting { exchanges: ["one", "two", "three", "four", "five"], keys: &["x"], ..FALLING_SILENT };
 
-/// Exchanges repeatedly become suspicious, even while others of their messages are in flight.
+/// Exchanges repeatedly become suspicious, even while messages of theirs are in flight.
 const RELAPSING: Setting = Setting {
     exchanges: ["rare", "rare", "rare", "rare", "one"],
     keys: &["x", "y", "z", "u", "v", "w"],
@@ -52,7 +52,7 @@ const RELAPSING: Setting = Setting {
     falls_silent: false,
 };
 
-/// A local queue: its messages by position, and those that are out.
+/// A local queue: its messages by position, and those that have been fetched.
 #[derive(Default)]
 struct LocalQueue {
     messages: BTreeMap<u64, u64>,
@@ -96,9 +96,9 @@ struct Broker {
     /// Messages that were ever published.
     published: u64,
     full: BTreeSet<String>,
-    /// Destinations whose queues take messages and confirm none.
+    /// Destinations whose queues accept messages and confirm none.
     silent: BTreeSet<String>,
-    /// The messages that these have taken, with their channels and tags.
+    /// The messages that those queues have accepted, with their channels and delivery tags.
     unconfirmed: Vec<(ForwardingChannel, u64, Envelope)>,
     /// All messages that it has accepted, in order, by destination.
     taken: BTreeMap<String, Vec<u64>>,
@@ -201,7 +201,8 @@ impl Simulation {
         while (is_whole || self.random.below(4) > 0)
             && let Some(backlog) = self.forwarding.poll_load()
         {
-            let (position, number) = self.queue(Some(backlog)).fetch().expect("as many as it was told");
+            let (position, number) =
+                self.queue(Some(backlog)).fetch().expect("the backlog has another message");
             let handle = Handle { backlog: Some(backlog), position, number };
             self.forwarding.loaded(backlog, self.envelopes[number as usize].clone(), handle);
             self.read += 1;
@@ -230,7 +231,7 @@ impl Simulation {
         while self.fill(true) as u64 + self.publish() + self.settle(usize::MAX) as u64 > 0 {}
         let (forwarding, seed) = (&self.forwarding, self.seed);
         let waits = forwarding.in_flight() > 0 || forwarding.next_deadline().is_some();
-        assert!(waits || self.is_done(), "seed {seed}: it waits for nothing");
+        assert!(waits || self.is_done(), "seed {seed}: no event is pending, and messages are left");
     }
 
     /// Carries out the settlements for the local queues, at most `limit`; returns their number.
@@ -278,7 +279,7 @@ impl Simulation {
         }
     }
 
-    /// Some of the messages in flight have arrived.
+    /// Loses the connection after some of the messages in flight have arrived.
     fn lose_connection(&mut self) {
         for channel in [Fast, Careful] {
             for _ in 0..self.random.below(self.broker.received[channel as usize].len() + 1) {
@@ -286,7 +287,7 @@ impl Simulation {
                 if refusal_of(&sent).is_some() {
                     break;
                 }
-                // Those before it at a silent queue do not arrive, either.
+                // The messages before it at a silent queue do not arrive, either.
                 if ![&self.broker.full, &self.broker.silent]
                     .iter()
                     .any(|no| no.contains(&destination_of(&sent)))
@@ -298,7 +299,7 @@ impl Simulation {
         (self.broker.received, self.broker.tags, self.broker.unconfirmed) = Default::default();
     }
 
-    /// The connection is given up, as the broker does not read it any more.
+    /// Gives the connection up, since the broker has stopped reading it.
     fn stall(&mut self, is_isolated: bool) {
         self.lose_connection();
         self.forwarding.stalled(is_isolated);
@@ -307,7 +308,7 @@ impl Simulation {
         [Fast, Careful].into_iter().for_each(|channel| self.forwarding.opened(channel));
     }
 
-    /// A queue confirms nothing from now on, or all do again.
+    /// Makes one queue stop confirming, or all confirm again.
     fn change_silence(&mut self) {
         if !self.broker.silent.is_empty() && self.random.below(2) == 0 {
             self.broker.silent.clear();
@@ -322,7 +323,7 @@ impl Simulation {
         self.broker.silent.insert(format!("{exchange}/{key}"));
     }
 
-    /// The process is killed between two of its writes, and restarts.
+    /// Kills the process between two of its writes, and restarts it.
     fn kill(&mut self) {
         let some = self.random.below(20);
         self.settle(some);
@@ -429,7 +430,7 @@ impl Simulation {
     fn play(mut self) -> usize {
         let (seed, mut most) = (self.seed, 0);
         for step in 0.. {
-            assert!(step < 200_000, "seed {seed}: it does not end");
+            assert!(step < 200_000, "seed {seed}: the simulation does not end");
             let is_calm = step > 3000;
             if is_calm && self.broker.received.iter().all(VecDeque::is_empty) {
                 self.broker.full.clear();
@@ -450,7 +451,8 @@ impl Simulation {
         most
     }
 
-    /// All messages have arrived, each destination's in order of the first arrivals, or were parked if they are refused.
+    /// Checks that all messages have arrived, in order by destination at their first arrival, or were parked if they are
+    /// refused.
     fn check_outcome(&self) {
         let seed = self.seed;
         for (number, envelope) in self.envelopes.iter().enumerate() {
@@ -495,9 +497,9 @@ fn nothing_is_lost_and_order_is_kept_when_queues_confirm_nothing_and_connections
     }
 }
 
-/// Each connection is lost as soon as the broker has read a few messages for those queues.
+/// The broker stalls each connection as soon as it has read a few messages for silent queues.
 #[test]
-fn queues_that_confirm_nothing_cost_the_others_a_connection_each_and_no_more() {
+fn each_queue_that_confirms_nothing_stalls_at_most_one_connection() {
     for (silent, seed) in (1..=2).flat_map(|silent| (1..60).map(move |seed| (silent, seed))) {
         let mut simulation = Simulation::new(seed, false, PLAIN);
         let silent = &PLAIN.exchanges[..silent];
@@ -514,7 +516,7 @@ fn queues_that_confirm_nothing_cost_the_others_a_connection_each_and_no_more() {
                 simulation.stall(true);
             }
             steps += 1;
-            assert!(steps < 10_000, "seed {seed}: it does not end");
+            assert!(steps < 10_000, "seed {seed}: the simulation does not end");
         }
         assert!(stalls <= silent.len(), "seed {seed}: {stalls} of {}", silent.len());
     }
