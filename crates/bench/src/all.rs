@@ -309,8 +309,8 @@ mod tests {
     fn a_study_that_fails_does_not_take_the_others_with_it() {
         let broker = FakeBroker::start(|_| ScriptedFate::Delivered);
         let directory = tempfile::tempdir().unwrap();
-        let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let (system, web) = (format!("fake={}", broker.uri()), format!("gone=amqp+ws://{nobody}/"));
+        let closed_port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let (system, web) = (format!("fake={}", broker.uri()), format!("gone=amqp+ws://{closed_port}/"));
         let arguments = ["all", "--system", &system, "--websocket", &web, "--quick", "--rounds", "1"];
         let rest = ["--only", "websockets,stream", "--output", directory.path().to_str().unwrap()];
         let cli = Cli::parse_from([&arguments[..], &rest].concat());

@@ -7,24 +7,24 @@ use std::time::{Duration, Instant};
 use crate::error::ClientError;
 use crate::mailbox::{Mailbox, TIMEOUT};
 
-/// The interval between looks at the queue's length.
+/// The interval between checks of the queue's length.
 const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The messages that have arrived in an empty queue.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Arrivals {
-    /// Their number.
+    /// Number of messages that have arrived.
     pub(crate) count: u64,
-    /// How many arrived a second, from the first look that found any until the last of them; `None` if no two looks found
-    /// different numbers.
+    /// Messages per second, from the first check that found any to the last one at which the number had grown; `None` if
+    /// no two checks found different numbers.
     pub(crate) rate: Option<f64>,
 }
 
-/// Watches an empty queue while `publish` runs, which returns how many messages are to arrive, and afterwards until they are
-/// there or none has come for a while.
+/// Watches an empty queue while `publish` runs, which returns how many messages are to arrive, and afterwards until all have
+/// arrived or none has for a while.
 ///
 /// # Errors
-/// That of `publish`, or else that of the connection to the queue.
+/// The error of `publish`, or else of the connection to the queue.
 pub(crate) fn watched<T, E: From<ClientError>>(
     mailbox: &mut Mailbox,
     publish: impl FnOnce() -> Result<(T, u64), E>,
@@ -34,7 +34,7 @@ pub(crate) fn watched<T, E: From<ClientError>>(
         let watching = scope.spawn(move || watch(mailbox, &expected));
         let published = publish();
         if let Ok((_, count)) = &published {
-            // A watch that has failed does not receive it.
+            // The receiver is gone if the watching thread has failed.
             let _ = sent.send(*count);
         } else {
             drop(sent);
@@ -55,7 +55,7 @@ fn watch(mailbox: &mut Mailbox, expected: &Receiver<u64>) -> Result<Arrivals, Cl
                 waits_since = Instant::now();
             }
             Err(RecvTimeoutError::Timeout) => {}
-            // Nothing was published, or the number is known and its sender is gone.
+            // Publishing has failed, or the number was received and its sender is gone.
             Err(RecvTimeoutError::Disconnected) if wanted.is_none() => break,
             Err(RecvTimeoutError::Disconnected) => thread::sleep(CHECK_INTERVAL),
         }

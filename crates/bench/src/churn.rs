@@ -1,8 +1,8 @@
 //! `bench churn`: how many connections, channels, queues, bindings and consumers can be opened and closed per second.
 
+mod connections;
 #[cfg(test)]
 mod tests;
-mod visits;
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -114,8 +114,8 @@ pub(crate) fn run(plan: &ChurnPlan, watch: Watch<'_>) -> Result<StudyReport, Err
     };
     let mut report = run_study(outline, &plan.common, watch, ask, |cell, index| {
         let system = &plan.systems[index];
-        let shift = WorkerConfig { workers: cell.at as usize, time: plan.common.time, fewest: 1 };
-        measure(system, ChurnKind::named(cell.scenario), shift).map_err(Error::of(&system.name))
+        let config = WorkerConfig { workers: cell.at as usize, time: plan.common.time, min_steps: 1 };
+        measure(system, ChurnKind::named(cell.scenario), config).map_err(Error::of(&system.name))
     })?;
     report.notes.push(
         "Each is opened and closed again, and every answer is waited for; the time is that of both together."
@@ -126,26 +126,26 @@ pub(crate) fn run(plan: &ChurnPlan, watch: Watch<'_>) -> Result<StudyReport, Err
 
 const NAME: &str = "leveret bench churn";
 
-fn measure(system: &System, kind: ChurnKind, shift: WorkerConfig) -> Result<Sample, ClientError> {
-    let (processes, nobody) = (IdleUsage::none(&system.watched), IdleUsage::default());
+fn measure(system: &System, kind: ChurnKind, config: WorkerConfig) -> Result<Sample, ClientError> {
+    let (processes, no_broker) = (IdleUsage::none(&system.watched), IdleUsage::default());
     let uri = &system.uri;
     if kind == ChurnKind::Connection {
-        let meter = Meter::start(&processes, &nobody);
+        let meter = Meter::start(&processes, &no_broker);
         let done = match uri.tls {
-            None => visits::work(uri, NAME, shift)?,
-            Some(_) => work(shift, |_| Ok(()), |()| Connection::open_small(uri, NAME)?.close_and_wait())?,
+            None => connections::work(uri, NAME, config)?,
+            Some(_) => work(config, |_| Ok(()), |()| Connection::open_small(uri, NAME)?.close_and_wait())?,
         };
         return Ok(sample(meter, &done));
     }
     // Clients are set up beforehand, so that only the steps under study are measured.
-    let clients = (0..shift.workers).map(|_| ChurnClient::open(uri, kind)).collect::<Result<Vec<_>, _>>()?;
+    let clients = (0..config.workers).map(|_| ChurnClient::open(uri, kind)).collect::<Result<Vec<_>, _>>()?;
     let clients: Vec<_> = clients.into_iter().map(|client| std::sync::Mutex::new(Some(client))).collect();
-    let meter = Meter::start(&processes, &nobody);
+    let meter = Meter::start(&processes, &no_broker);
     let take = |number: usize| {
         let client = clients[number].lock().ok().and_then(|mut client| client.take());
         client.ok_or(ClientError::Panicked("churn"))
     };
-    let done = work(shift, take, |client| client.step(kind))?;
+    let done = work(config, take, |client| client.step(kind))?;
     let sample = sample(meter, &done);
     done.states.into_iter().try_for_each(ChurnClient::close)?;
     Ok(sample)
@@ -181,7 +181,7 @@ impl ChurnClient {
         let queue = self.queue.clone().unwrap_or_default();
         let call = &mut self.connection;
         match kind {
-            // This kind does not use an existing connection; see `visits`.
+            // This kind does not use an existing connection; see `measure`.
             ChurnKind::Connection => Ok(()),
             ChurnKind::Channel => {
                 call.open_channel(OTHER_CHANNEL)?;

@@ -156,7 +156,7 @@ impl Connection {
 
     /// Closes the connection, and waits for the answer.
     pub(crate) fn close_and_wait(mut self) -> Result<(), ClientError> {
-        self.call(0, GOODBYE, |method| matches!(method, Method::ConnectionCloseOk(_)).then_some(()))
+        self.call(0, NORMAL_CLOSE, |method| matches!(method, Method::ConnectionCloseOk(_)).then_some(()))
     }
 
     /// Closes the connection; does not wait long, and ignores errors.
@@ -331,7 +331,7 @@ pub(crate) fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
 }
 
-pub(crate) const GOODBYE: connection::Close<'static> =
+pub(crate) const NORMAL_CLOSE: connection::Close<'static> =
     connection::Close { reply_code: 200, reply_text: "Goodbye", class_id: 0, method_id: 0 };
 
 /// The capabilities that this client announces.

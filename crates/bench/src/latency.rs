@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_histogram_claims_nothing_and_a_giant_is_kept_as_the_longest() {
+    fn an_empty_histogram_has_no_percentiles_and_values_above_the_maximum_count_as_it() {
         let mut latencies = Latencies::new();
         assert_eq!(latencies.percentiles(), None);
         latencies.record(u64::MAX);

@@ -10,8 +10,8 @@
 
 mod check;
 mod command;
+mod connection;
 mod event_loop;
-mod joint;
 mod line;
 
 #[cfg(test)]
@@ -36,7 +36,7 @@ pub(crate) use line::{IN_TRANSIT, LinkShape};
 #[derive(Debug)]
 pub(crate) struct Link {
     address: SocketAddr,
-    orders: SyncSender<(LinkCommand, SyncSender<()>)>,
+    commands: SyncSender<(LinkCommand, SyncSender<()>)>,
     waker: Arc<Waker>,
     late: Arc<Mutex<Latencies>>,
     thread: Option<JoinHandle<()>>,
@@ -54,8 +54,8 @@ enum LinkCommand {
 }
 
 impl Link {
-    /// Listens at `listen` and joins each connection to a new one to `target`. `shapes` are those of the way
-    /// to the target and of the way back.
+    /// Listens at `listen` and joins each connection to a new one to `target`. `shapes` are those of the direction
+    /// to the target and of the opposite one.
     ///
     /// # Errors
     /// The address cannot be bound, or the system has no descriptors left.
@@ -63,14 +63,14 @@ impl Link {
         let listener = TcpListener::bind(listen)?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
-        // A caller waits until its order is executed, so there is seldom more than one.
-        let (orders, received) = sync_channel(1);
+        // A caller waits until its command is executed, so there is seldom more than one.
+        let (commands, received) = sync_channel(1);
         let late = Arc::<Mutex<Latencies>>::default();
         let (event_loop, waker) = EventLoop::new(listener, target, shapes, received, Arc::clone(&late))?;
         let thread = thread::Builder::new().name("link".into()).spawn(|| event_loop.run())?;
         Ok(Self {
             address,
-            orders,
+            commands,
             waker: Arc::new(waker),
             late,
             thread: Some(thread),
@@ -85,7 +85,7 @@ impl Link {
 
     /// Changes the shape of both ways, also for open connections, before it returns.
     pub(crate) fn reshape(&self, shapes: [LinkShape; 2]) {
-        self.order(LinkCommand::Reshape(shapes));
+        self.send(LinkCommand::Reshape(shapes));
     }
 
     /// Sets the round trip time, half of it each way.
@@ -102,19 +102,19 @@ impl Link {
 
     /// Breaks all connections; new ones are joined as before.
     pub(crate) fn cut(&self) {
-        self.order(LinkCommand::Cut);
+        self.send(LinkCommand::Cut);
     }
 
     /// Stops all traffic, as if a cable were pulled, or resumes it.
     pub(crate) fn stall(&self, stalled: bool) {
-        self.order(LinkCommand::Stall(stalled));
+        self.send(LinkCommand::Stall(stalled));
     }
 
-    fn order(&self, order: LinkCommand) {
+    fn send(&self, command: LinkCommand) {
         let (done, wait) = sync_channel(1);
-        // The thread outlives this unless the kernel fails it; in that case nothing passes any more, which
+        // The thread outlives this value unless a system call has failed; then no bytes pass any more, which
         // the users of the link notice.
-        if self.orders.send((order, done)).is_ok() && self.waker.wake().is_ok() {
+        if self.commands.send((command, done)).is_ok() && self.waker.wake().is_ok() {
             let _ = wait.recv();
         }
     }
@@ -122,7 +122,7 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        self.order(LinkCommand::Stop);
+        self.send(LinkCommand::Stop);
         if let Some(thread) = self.thread.take() {
             drop(thread.join());
         }

@@ -1,4 +1,4 @@
-//! A queue that a study publishes to, with a connection of its own for control.
+//! A queue that a study publishes to, with a separate control connection.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
@@ -14,7 +14,7 @@ use crate::uri::Uri;
 const CHANNEL: u16 = 1;
 /// How long no message may arrive before the missing ones count as lost.
 pub(crate) const TIMEOUT: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 2000 });
-/// The interval between looks at the queue's length.
+/// The interval between checks of the queue's length.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 /// Limit of most queues; the oldest messages are dropped first, so that no study fills a broker's memory.
 const MAX_MESSAGES: i32 = 1_000_000;
@@ -31,8 +31,8 @@ impl Mailbox {
         Self::declare(uri, false, true)
     }
 
-    /// Declares a queue with a new name, which is durable or not. One that is not limited drops nothing, so that all that has
-    /// arrived in it can be counted.
+    /// Declares a queue with a new name, which is durable or not. Without a limit it drops no messages, so that all that have
+    /// arrived can be counted.
     pub(crate) fn declare(uri: &Uri, durable: bool, limited: bool) -> Result<Self, ClientError> {
         let mut connection = Connection::open(uri, "leveret bench: control")?;
         connection.open_channel(CHANNEL)?;

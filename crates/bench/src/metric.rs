@@ -54,7 +54,7 @@ impl LatencyPoint {
         [Self::P50, Self::P90, Self::P99, Self::P99_9, Self::P99_99, Self::Max];
 }
 
-/// A fate that no message should meet, or only knowingly.
+/// A fate of messages that is an error, or that the workload has caused on purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
     /// Published (and not returned or nacked), never delivered.
@@ -69,7 +69,7 @@ pub(crate) enum Fate {
     Returned,
     /// Never confirmed, though confirms were asked for.
     Unconfirmed,
-    /// Confirmed without waiting for it: again, or never sent.
+    /// Confirmed although no confirm was pending: confirmed before, or never sent.
     OddConfirms,
     /// Due at a fixed rate, and not sent before the end.
     Unsent,

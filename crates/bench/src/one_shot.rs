@@ -63,10 +63,10 @@ impl OneShotMessage<'_> {
         Ok(confirmed)
     }
 
-    /// Has the workers send one message after the other; the states record how long confirms took.
-    pub(crate) fn post_for(&self, shift: WorkerConfig) -> Result<WorkResult<Latencies>, ClientError> {
+    /// Has each worker send one message after the other; the states record how long confirms took.
+    pub(crate) fn post_for(&self, config: WorkerConfig) -> Result<WorkResult<Latencies>, ClientError> {
         work(
-            shift,
+            config,
             |_| Ok(Latencies::new()),
             |confirms| {
                 if let Some(time) = self.post()? {
@@ -80,10 +80,10 @@ impl OneShotMessage<'_> {
     /// Like [`Self::post_for`], measured; also returns how many messages were sent.
     pub(crate) fn measure(
         &self,
-        shift: WorkerConfig,
+        config: WorkerConfig,
         meter: Meter<'_>,
     ) -> Result<(Sample, u64), ClientError> {
-        let done = self.post_for(shift)?;
+        let done = self.post_for(config)?;
         let mut sample = meter.finish(done.count, done.busiest);
         done.add_to(&mut sample);
         let mut confirms = Latencies::new();

@@ -63,7 +63,7 @@ pub(crate) fn machine_idle_seconds() -> Option<f64> {
 struct Stat {
     parent: u32,
     own_cpu_seconds: f64,
-    /// Including children that ended and were waited for.
+    /// CPU time of children that have ended and were waited for is included.
     cpu_seconds: f64,
 }
 

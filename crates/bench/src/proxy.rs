@@ -297,8 +297,8 @@ fn one_round(
 ) -> Result<(Sample, u64), ClientError> {
     message.post()?;
     let meter = Meter::start(idle, broker_idle);
-    let shift = WorkerConfig { workers: plan.clients, time: plan.common.time, fewest: FEWEST };
-    let (sample, count) = message.measure(shift, meter)?;
+    let config = WorkerConfig { workers: plan.clients, time: plan.common.time, min_steps: FEWEST };
+    let (sample, count) = message.measure(config, meter)?;
     Ok((sample, count + 1))
 }
 

@@ -253,9 +253,9 @@ fn one_shot(
 ) -> Result<(Sample, u64), Failure> {
     let message =
         OneShotMessage { uri: &system.uri, queue, body: &plan.body, confirm, persistent: plan.persistent };
-    let shift = WorkerConfig { workers: publishers, time: plan.common.time, fewest: FEWEST };
-    let nobody = IdleUsage::default();
-    let (mut sample, count) = message.measure(shift, Meter::start(processes, &nobody))?;
+    let config = WorkerConfig { workers: publishers, time: plan.common.time, min_steps: FEWEST };
+    let no_broker = IdleUsage::default();
+    let (mut sample, count) = message.measure(config, Meter::start(processes, &no_broker))?;
     // In this study the latency of a message is that of its confirm, for all styles.
     sample.figures.retain(|(metric, _)| !matches!(metric, Metric::Latency(_)));
     Ok((sample, count))

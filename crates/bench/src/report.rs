@@ -169,7 +169,7 @@ impl Round {
             Metric::CpuPerMessage => self.processes?.cpu_seconds_per_message,
             // All sampled processes belong to the system.
             Metric::BrokerCpuPerMessage | Metric::RssEach => None,
-            // Only a study that watches a queue behind the system knows it.
+            // Only measured by a study that watches a queue behind the system.
             Metric::Forward => None,
             Metric::GrowthWithQueues | Metric::GrowthWithBindings => None,
             Metric::Rss => self.processes?.rss_bytes.map(|bytes| bytes as f64),

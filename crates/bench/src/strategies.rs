@@ -5,7 +5,7 @@
 //! ends when the system has answered, on every channel, a request sent after all messages.
 
 mod arguments;
-mod line;
+mod channels;
 #[cfg(test)]
 mod tests;
 
@@ -21,7 +21,7 @@ use crate::study::report::{Parameter, StudyReport};
 use crate::study::systems::System;
 use crate::study::{Sample, StudyInfo, Watch, ask, run as run_study, worker_cells};
 pub(crate) use arguments::{StrategiesArguments, StrategiesPlan, Strategy};
-use line::{Lines, SharedChannel};
+use channels::{SharedChannel, WorkerChannels};
 
 /// Runs the study.
 pub(crate) fn run(plan: &StrategiesPlan, watch: Watch<'_>) -> Result<StudyReport, Error> {
@@ -58,17 +58,17 @@ fn round(
 ) -> Result<Sample, ClientError> {
     let queues = (0..workers).map(|_| Mailbox::open(&system.uri)).collect::<Result<Vec<_>, _>>()?;
     let names: Vec<&str> = queues.iter().map(Mailbox::name).collect();
-    let lines = Lines::open(&system.uri, strategy, workers, plan.pool)?;
+    let channels = WorkerChannels::open(&system.uri, strategy, workers, plan.pool)?;
     let processes = IdleUsage::none(&system.watched);
-    let nobody = IdleUsage::default();
-    let meter = Meter::start(&processes, &nobody);
-    let busiest = send(plan, &lines, &names)?;
-    lines.settle()?;
+    let no_broker = IdleUsage::default();
+    let meter = Meter::start(&processes, &no_broker);
+    let busiest = send(plan, &channels, &names)?;
+    channels.wait_until_processed()?;
     let seconds = meter.seconds();
     let sent = workers as u64 * plan.messages;
     let mut sample = meter.finish(sent, busiest / seconds);
     sample.add(Metric::Rate, sent as f64 / seconds);
-    lines.close();
+    channels.close();
     let mut arrived = 0;
     for mut queue in queues {
         arrived += queue.empty(plan.messages)?;
@@ -79,13 +79,14 @@ fn round(
 }
 
 /// Has all workers send all messages; returns the CPU time of the busiest one, in seconds.
-fn send(plan: &StrategiesPlan, lines: &Lines, queues: &[&str]) -> Result<f64, ClientError> {
+fn send(plan: &StrategiesPlan, channels: &WorkerChannels, queues: &[&str]) -> Result<f64, ClientError> {
     let start = Barrier::new(queues.len());
     let work = |number: usize, queue: &str| -> Result<f64, ClientError> {
         let mut message = Vec::new();
         start.wait();
         for _ in 0..plan.messages {
-            lines.with(number, |line: &SharedChannel| line.publish(queue, &plan.body, &mut message))?;
+            channels
+                .with(number, |channel: &SharedChannel| channel.publish(queue, &plan.body, &mut message))?;
         }
         Ok(process::own_thread_id().map_or(0.0, process::thread_cpu_seconds))
     };

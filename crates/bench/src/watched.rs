@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_ends_takes_no_time_back() {
+    fn the_cpu_time_of_a_process_that_has_ended_is_not_negative() {
         let at = |seconds| Usage { cpu_seconds: Some(seconds), rss_bytes: None };
         assert_eq!(at(2.5).cpu_since(&at(1.0)), Some(1.5));
         assert_eq!(at(1.0).cpu_since(&at(2.5)), None);
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broker_elsewhere_tells_about_itself() {
+    fn the_usage_of_a_remote_broker_is_read_over_http() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         std::thread::spawn(move || {

@@ -1,4 +1,4 @@
-//! Tests that a broker which only accepts messages suffices for; the others run against a real one.
+//! Tests for which a fake broker suffices; the others run against a real one.
 
 use super::*;
 use crate::metric::Metric;
@@ -10,7 +10,7 @@ fn plan(arguments: &[&str]) -> Result<ChurnPlan, Error> {
 }
 
 #[test]
-fn connections_and_queues_come_and_go() {
+fn connections_and_queues_are_opened_and_closed() {
     let broker = FakeBroker::start(|_| ScriptedFate::Dropped);
     let arguments =
         ["--quick", "--time", "0.05", "--kind", "connection", "--kind", "queue", "--uri", &broker.uri()];

@@ -42,7 +42,7 @@ fn pair() -> io::Result<(TcpStream, TcpStream)> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let ours = TcpStream::connect(listener.local_addr()?)?;
     loop {
-        // Connections from anybody else who found the port are dropped.
+        // Connections from other processes are dropped.
         let (theirs, from) = listener.accept()?;
         if from == ours.local_addr()? {
             theirs.set_nodelay(true)?;
@@ -52,7 +52,7 @@ fn pair() -> io::Result<(TcpStream, TcpStream)> {
     }
 }
 
-/// Copies until either side ends. First reports through `tell` whether the server could be reached.
+/// Copies until both sides have ended. First reports through `notify` whether the server could be reached.
 fn relay(client: &ClientTls, host: &str, port: u16, plain: TcpStream, notify: &SyncSender<io::Result<()>>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let outcome = runtime.and_then(|runtime| {

@@ -68,7 +68,7 @@ impl LinkArguments {
         say(&format!("link  listening on tcp://{}", link.address())).map_err(failed)?;
         for line in io::stdin().lock().lines() {
             let line = line.map_err(failed)?;
-            match obey(&link, shapes, &line) {
+            match execute(&link, shapes, &line) {
                 Ok(()) => say("done").map_err(failed)?,
                 Err(error) => say(&format!("not done: {error}")).map_err(failed)?,
             }
@@ -96,7 +96,7 @@ impl LinkArguments {
     }
 }
 
-fn obey(link: &Link, shapes: [LinkShape; 2], line: &str) -> Result<(), Error> {
+fn execute(link: &Link, shapes: [LinkShape; 2], line: &str) -> Result<(), Error> {
     match line.split_whitespace().collect::<Vec<_>>()[..] {
         ["latency", time] => {
             let time: f64 = time.parse().map_err(|_| Error::Usage(format!("{time:?} is not a number")))?;

@@ -19,15 +19,15 @@ use rustix::time::{
 use slab::Slab;
 
 use super::LinkCommand;
-use super::joint::{LinkedConnection, Next};
+use super::connection::{LinkedConnection, Next};
 use super::line::LinkShape;
 use crate::latency::Latencies;
 
 const WAKER: Token = Token(0);
 const TIMER: Token = Token(1);
 const LISTENER: Token = Token(2);
-/// The first token of joints, each of which takes two.
-const JOINTS: usize = 3;
+/// The first token of connections, each of which has two.
+const CONNECTION_TOKENS: usize = 3;
 /// The largest read in bytes.
 const SCRATCH_BYTES: usize = 64 * 1024;
 
@@ -36,13 +36,13 @@ pub(super) struct EventLoop {
     listener: TcpListener,
     target: SocketAddr,
     shapes: [LinkShape; 2],
-    orders: Receiver<(LinkCommand, SyncSender<()>)>,
-    joints: Slab<LinkedConnection>,
+    commands: Receiver<(LinkCommand, SyncSender<()>)>,
+    connections: Slab<LinkedConnection>,
     timer: Timer,
     /// How late bytes were handed over after they were due.
     late: Arc<Mutex<Latencies>>,
     scratch: Box<[u8]>,
-    /// Counts connections, and seeds their jitter.
+    /// Incremented for each connection; the seed of its jitter.
     seed: u64,
     stalled: bool,
 }
@@ -52,7 +52,7 @@ impl EventLoop {
         listener: std::net::TcpListener,
         target: SocketAddr,
         shapes: [LinkShape; 2],
-        orders: Receiver<(LinkCommand, SyncSender<()>)>,
+        commands: Receiver<(LinkCommand, SyncSender<()>)>,
         late: Arc<Mutex<Latencies>>,
     ) -> io::Result<(Self, Waker)> {
         let poll = Poll::new()?;
@@ -62,14 +62,14 @@ impl EventLoop {
         registry.register(&mut SourceFd(&timer.descriptor.as_raw_fd()), TIMER, Interest::READABLE)?;
         let mut listener = TcpListener::from_std(listener);
         registry.register(&mut listener, LISTENER, Interest::READABLE)?;
-        let (joints, scratch) = (Slab::new(), vec![0; SCRATCH_BYTES].into_boxed_slice());
+        let (connections, scratch) = (Slab::new(), vec![0; SCRATCH_BYTES].into_boxed_slice());
         let event_loop = Self {
             poll,
             listener,
             target,
             shapes,
-            orders,
-            joints,
+            commands,
+            connections,
             timer,
             late,
             scratch,
@@ -79,7 +79,7 @@ impl EventLoop {
         Ok((event_loop, waker))
     }
 
-    /// Runs until it receives the order to stop.
+    /// Runs until it receives the command to stop.
     pub(super) fn run(mut self) {
         let mut events = Events::with_capacity(1024);
         loop {
@@ -91,16 +91,16 @@ impl EventLoop {
             for event in &events {
                 match event.token() {
                     WAKER => {
-                        if !self.obey() {
+                        if !self.execute_commands() {
                             return;
                         }
                     }
                     TIMER => self.timer.rang(),
                     LISTENER => self.accept(),
                     Token(number) => {
-                        let (key, end) = ((number - JOINTS) / 2, (number - JOINTS) % 2);
-                        if let Some(joint) = self.joints.get_mut(key) {
-                            joint.ready(end, event.is_readable(), event.is_writable());
+                        let (key, end) = ((number - CONNECTION_TOKENS) / 2, (number - CONNECTION_TOKENS) % 2);
+                        if let Some(connection) = self.connections.get_mut(key) {
+                            connection.ready(end, event.is_readable(), event.is_writable());
                         }
                         self.advance(key);
                     }
@@ -113,22 +113,22 @@ impl EventLoop {
         }
     }
 
-    /// Executes pending orders; returns whether to continue.
-    fn obey(&mut self) -> bool {
-        while let Ok((order, done)) = self.orders.try_recv() {
-            match order {
+    /// Executes pending commands; returns whether to continue.
+    fn execute_commands(&mut self) -> bool {
+        while let Ok((command, done)) = self.commands.try_recv() {
+            match command {
                 LinkCommand::Reshape(shapes) => {
                     self.shapes = shapes;
-                    self.joints.iter_mut().for_each(|(_, joint)| joint.reshape(shapes));
+                    self.connections.iter_mut().for_each(|(_, connection)| connection.reshape(shapes));
                 }
-                LinkCommand::Cut => self.joints.clear(),
+                LinkCommand::Cut => self.connections.clear(),
                 LinkCommand::Stall(stalled) => {
                     self.stalled = stalled;
-                    let keys: Vec<usize> = self.joints.iter().map(|(key, _)| key).collect();
+                    let keys: Vec<usize> = self.connections.iter().map(|(key, _)| key).collect();
                     keys.into_iter().for_each(|key| self.advance(key));
                 }
                 LinkCommand::Stop => {
-                    self.joints.clear();
+                    self.connections.clear();
                     let _ = done.send(());
                     return false;
                 }
@@ -144,14 +144,14 @@ impl EventLoop {
             match self.listener.accept() {
                 Ok((client, _)) => {
                     self.seed += 1;
-                    let joint =
+                    let connection =
                         LinkedConnection::new(client, self.target, self.shapes, Instant::now(), self.seed);
-                    // A client that cannot be joined is dropped.
-                    let Ok(mut joint) = joint else { continue };
-                    let entry = self.joints.vacant_entry();
-                    let tokens = [0, 1].map(|end| Token(JOINTS + 2 * entry.key() + end));
-                    if joint.register(self.poll.registry(), tokens).is_ok() {
-                        entry.insert(joint);
+                    // If the connection to the target fails at once, the client's is dropped.
+                    let Ok(mut connection) = connection else { continue };
+                    let entry = self.connections.vacant_entry();
+                    let tokens = [0, 1].map(|end| Token(CONNECTION_TOKENS + 2 * entry.key() + end));
+                    if connection.register(self.poll.registry(), tokens).is_ok() {
+                        entry.insert(connection);
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -165,21 +165,21 @@ impl EventLoop {
         if self.stalled {
             return;
         }
-        let Some(joint) = self.joints.get_mut(key) else { return };
+        let Some(connection) = self.connections.get_mut(key) else { return };
         // A poisoned histogram is still usable.
         let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
-        match joint.advance(&mut self.scratch, &mut late) {
+        match connection.advance(&mut self.scratch, &mut late) {
             Next::Wait(Some(due)) => self.timer.add(due, key),
             Next::Wait(None) => {}
-            Next::Over => drop(self.joints.remove(key)),
+            Next::Over => drop(self.connections.remove(key)),
         }
     }
 }
 
-/// The times at which joints are due, and the descriptor that becomes readable at the first of them.
+/// The times at which bytes of connections are due, and the timer's descriptor, which becomes readable at the first of them.
 struct Timer {
     descriptor: OwnedFd,
-    /// May contain duplicates, and joints that are gone: a spurious wake-up of a joint is harmless.
+    /// May contain duplicates and closed connections: a spurious wake-up is harmless.
     alarms: BinaryHeap<Reverse<(Instant, usize)>>,
     set_for: Option<Instant>,
 }

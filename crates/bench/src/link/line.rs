@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_leaves_before_the_connection_stands() {
+    fn nothing_is_sent_before_the_connection_is_open() {
         let start = Instant::now();
         let mut line = DelayLine::new(delayed(MS), start + 2 * MS, 1);
         line.send(start, b"early");

@@ -51,7 +51,7 @@ fn ping(stream: &mut TcpStream) -> Duration {
 }
 
 #[test]
-fn a_connection_stands_after_a_round_trip_and_its_end_takes_as_long_as_bytes() {
+fn a_connection_is_open_after_a_round_trip_and_its_end_of_stream_is_delayed_like_bytes() {
     let link = link_to(echo(), 20 * MS);
     let start = Instant::now();
     let mut stream = connect(link.address());
@@ -73,7 +73,7 @@ fn open_connections_follow_a_change_at_once() {
     link.set_round_trip(30 * MS);
     assert!(ping(&mut stream) >= 30 * MS);
     link.set_round_trip(Duration::ZERO);
-    // One quiet moment is enough.
+    // The shorter round trip has to be seen only once.
     assert!((0..200).any(|_| ping(&mut stream) < 30 * MS));
 }
 
@@ -109,7 +109,7 @@ fn a_receiver_that_does_not_read_stops_the_sender() {
             Ok(count) => sent += count,
             Err(error) => break error,
         }
-        assert!(sent < 256 << 20, "nothing holds the sender up");
+        assert!(sent < 256 << 20, "the sender is not stopped");
     };
     assert_eq!(stopped.kind(), ErrorKind::WouldBlock);
 }
@@ -133,10 +133,10 @@ fn a_cut_breaks_connections_and_a_stall_holds_them_up() {
 
 #[test]
 fn a_target_that_refuses_closes_its_clients() {
-    let nobody = TcpListener::bind(ANY).unwrap().local_addr().unwrap();
-    let link = link_to(nobody, MS);
+    let unused_address = TcpListener::bind(ANY).unwrap().local_addr().unwrap();
+    let link = link_to(unused_address, MS);
     let mut stream = connect(link.address());
     assert!(matches!(stream.read(&mut [0]), Ok(0) | Err(_)));
     drop(link);
-    assert!(TcpStream::connect(nobody).is_err());
+    assert!(TcpStream::connect(unused_address).is_err());
 }

@@ -43,7 +43,7 @@ pub(super) fn deletion(system: &System, kind: StudiedExchange, count: u64) -> Re
             .request(queue::Delete { queue: &large, ..Default::default() })
             .and_then(|()| session.finish())
             .map(|()| start.elapsed().as_secs_f64());
-        // A system may answer first and clean up later: the measurement includes that.
+        // A system may answer first and delete the bindings later: the measurement includes that.
         thread::sleep(AFTER);
         done.store(true, Ordering::Relaxed);
         (deleted, waits.join().map_err(|_| ClientError::Panicked("publishing")))

@@ -57,7 +57,7 @@ impl ConfirmedChannel {
         })
     }
 
-    /// The same for messages beside another connection's requests, which may take as long as those do.
+    /// The same for a connection whose messages may have to wait for another connection's requests.
     pub(super) fn beside_requests(self) -> Self {
         Self { patience: TIMEOUT, ..self }
     }
@@ -143,7 +143,7 @@ impl ConfirmedChannel {
         Ok(())
     }
 
-    /// Fails if the system has done nothing since `progress`, though it had long enough for what it has to do.
+    /// Fails if the system has done nothing since `progress` for the whole timeout.
     fn check_patience(&self, progress: Instant) -> Result<(), ClientError> {
         match self.unanswered {
             0 if progress.elapsed() > self.patience => {

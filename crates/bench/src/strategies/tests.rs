@@ -32,10 +32,10 @@ fn every_strategy_sends_all_messages_and_losses_are_reported() {
 #[test]
 fn no_two_workers_have_a_channel_of_the_pool_at_the_same_time() {
     let broker = FakeBroker::start(|_| Script::Dropped);
-    let lines = Lines::open(&Uri::parse(&broker.uri()).unwrap(), Strategy::Pool, 8, 2).unwrap();
+    let channels = WorkerChannels::open(&Uri::parse(&broker.uri()).unwrap(), Strategy::Pool, 8, 2).unwrap();
     let (users, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let use_one = |worker| {
-        lines.with(worker, |_| {
+        channels.with(worker, |_| {
             most.fetch_max(users.fetch_add(1, SeqCst) + 1, SeqCst);
             thread::yield_now();
             users.fetch_sub(1, SeqCst);
@@ -45,7 +45,7 @@ fn no_two_workers_have_a_channel_of_the_pool_at_the_same_time() {
         (0..8).for_each(|worker| drop(scope.spawn(move || (0..200).for_each(|_| use_one(worker)))));
     });
     assert!((1..=2).contains(&most.load(SeqCst)));
-    lines.close();
+    channels.close();
 }
 
 #[test]

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn channels_number_their_messages_by_themselves() {
+    fn each_channel_has_its_own_delivery_tags() {
         let window = ConfirmWindow::new(8, 3);
         window.sending(&[0, 1, 2, 10, 11, 12, 20]);
         let settle = |channel, tag, multiple| {

@@ -118,7 +118,7 @@ impl<'s> Consumer<'s> {
             match stopping_since {
                 None if self.shared.stop.load(Relaxed) => {
                     self.acknowledge();
-                    write_method(&mut self.output, 0, GOODBYE);
+                    write_method(&mut self.output, 0, NORMAL_CLOSE);
                     stopping_since = Some(Instant::now());
                 }
                 Some(since) if since.elapsed() > CLOSE_TIMEOUT => return Ok(self.outcome),
@@ -328,7 +328,7 @@ impl ChannelState {
     }
 }
 
-const GOODBYE: connection::Close<'_> =
+const NORMAL_CLOSE: connection::Close<'_> =
     connection::Close { reply_code: 200, reply_text: "Goodbye", class_id: 0, method_id: 0 };
 
 /// Delivery tag and redelivered flag of a basic.deliver; `None` for any other method. The names in it are

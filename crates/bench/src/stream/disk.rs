@@ -38,7 +38,7 @@ pub(super) fn run(
     let path = directory.join(format!("leveret-bench-{}", std::process::id()));
     let failed = ClientError::io("preparing a file");
     let file = OpenOptions::new().write(true).create_new(true).open(&path).map_err(failed)?;
-    let (shared, nobody) = (RoundState::new(0, 0), Watched::default());
+    let (shared, no_processes) = (RoundState::new(0, 0), Watched::default());
     if let Length::Messages(_) = workload.length {
         shared.measure_from.store(0, SeqCst);
     }
@@ -46,7 +46,7 @@ pub(super) fn run(
         fill(&file).map_err(ClientError::io("preparing a file"))?;
         shared.begin();
         let writing = scope.spawn(|| guarded(&shared, || write(&file, &workload, &shared)));
-        let mut window = coordinate(&nobody, &workload, &shared, watch, || writing.is_finished());
+        let mut window = coordinate(&no_processes, &workload, &shared, watch, || writing.is_finished());
         let produced = writing.join().map_err(|_| ClientError::Panicked("disk"))?;
         let end = window.end.take().unwrap_or_else(|| window.sampler.snapshot_at_end(&shared));
         match (produced, shared.take_failure()) {

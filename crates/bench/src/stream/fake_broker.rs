@@ -1,4 +1,4 @@
-//! A minimal broker with one queue that misbehaves on demand: drops, repeats, delays, refuses.
+//! A minimal broker with one queue, which drops, repeats, delays or refuses messages as a test demands.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{Read, Write};
@@ -85,7 +85,7 @@ impl FakeBroker {
         self.state.lock().unwrap().messages
     }
 
-    /// Makes a queue or an exchange that nobody has declared.
+    /// Creates a queue or an exchange, as if another client had declared it.
     pub(crate) fn create(&self, name: &str) {
         self.state.lock().unwrap().names.insert(name.to_owned());
     }
@@ -148,7 +148,7 @@ impl Session {
         let (mut input, mut chunk) = (Vec::new(), vec![0; 256 * 1024]);
         while !self.closed {
             if self.stalled {
-                // Until the process ends.
+                // Sleeps until the process ends.
                 return thread::park();
             }
             // A reset is equivalent to an end: the client has left.

@@ -57,7 +57,7 @@ fn over_time(report: &StreamReport) -> Option<Chart> {
     })
 }
 
-/// The rates that others have published, which are those of one producer and one consumer.
+/// The published rates, which are those of one producer and one consumer.
 fn published_rate(report: &StreamReport) -> Vec<Published> {
     match (report.workload.producers, report.workload.consumers) {
         (1, 1) => of_chart("stream", "stream", Metric::Rate),

@@ -44,7 +44,7 @@ pub(crate) struct Produced {
     pub(crate) blocked: u64,
     /// Messages of a schedule that were due before the end of the measured time, and not sent.
     pub(crate) unsent: u64,
-    /// How late those of the measured time were at its end: the latency that they would have had at least.
+    /// How late the unsent messages of the measured time were at its end, which is the least latency that they would have had.
     pub(crate) unsent_latencies: Latencies,
 }
 
@@ -227,7 +227,7 @@ impl<'a> Sender<'a> {
     /// Sends one batch; returns false if the round failed before the socket accepted it.
     ///
     /// # Errors
-    /// Among others: the system has not read for [`FINISH_TIMEOUT`] since publishing was to stop.
+    /// The socket's error; also if the system has not read for [`FINISH_TIMEOUT`] since publishing was to stop.
     fn publish(&mut self, stamps: &[u64]) -> Result<bool, ClientError> {
         if self.task.confirms > 0 {
             self.window.sending(stamps);
@@ -306,7 +306,7 @@ fn write(
 struct Watcher<'a> {
     shared: &'a RoundState,
     window: &'a ConfirmWindow,
-    /// Set by the sender when it has sent everything.
+    /// Set by the sender once it has sent all messages.
     done: &'a AtomicBool,
     outcome: Produced,
 }

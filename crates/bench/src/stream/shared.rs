@@ -24,7 +24,7 @@ pub(crate) struct RoundState {
     pub(crate) consumed: AtomicU64,
     /// Messages confirmed by basic.ack.
     pub(crate) confirmed: AtomicU64,
-    /// Grows whenever a socket accepts a part of the messages, and while a producer waits until the next one is due.
+    /// Incremented whenever a socket accepts a part of the messages, and while a producer waits until the next one is due.
     pub(crate) producing: AtomicU64,
     /// Times of the last publish, the last confirm and the last delivery.
     pub(crate) last_publish: AtomicU64,
@@ -90,7 +90,7 @@ impl RoundState {
         self.published.load(Relaxed).saturating_sub(self.consumed.load(Relaxed))
     }
 
-    /// Figures of which one at least changes unless the system does nothing.
+    /// Figures of which at least one changes unless the system has stalled.
     pub(crate) fn progress(&self) -> [u64; 4] {
         [&self.published, &self.consumed, &self.confirmed, &self.producing].map(|count| count.load(Relaxed))
     }

@@ -1,4 +1,4 @@
-//! The whole load generator against a broker that misbehaves on purpose.
+//! The whole load generator against a fake broker with faults.
 
 use super::fake_broker::{FakeBroker, Script, ScriptedFate};
 use super::*;
@@ -22,7 +22,7 @@ fn honest(_: u64) -> ScriptedFate {
 }
 
 #[test]
-fn an_honest_broker_loses_and_repeats_nothing() {
+fn no_loss_or_duplicate_is_reported_of_a_correct_broker() {
     let round = one_round(honest, &["--messages", "10000", "--auto-ack"]);
     assert_eq!(round.counts, Counts { published: 10_000, consumed: 10_000, ..Counts::default() });
     assert_eq!(round.latency.unwrap().count, 10_000);
@@ -98,7 +98,7 @@ fn nacks_and_returns_are_counted_and_are_no_losses() {
 }
 
 #[test]
-fn channels_confirm_deliver_and_keep_order_each_for_itself() {
+fn confirms_deliveries_and_order_are_tracked_by_channel() {
     let script = |n| match n % 1000 {
         1 => ScriptedFate::Nacked,
         2 => ScriptedFate::Dropped,
@@ -188,9 +188,12 @@ fn a_stall_that_lasts_until_the_end_counts_against_all_that_was_due() {
     let arguments = ["--rate", "1000", "--warmup", "0", "--time", "1", "--limit-backlog", "5", "--auto-ack"];
     let report = run(&plan(&broker.uri(), &arguments), |_, _, _| {}).unwrap();
     let round = &report.systems[0].rounds[0];
-    assert_eq!(round.counts.published, 5, "nobody consumes them, so that no other may follow");
+    assert_eq!(
+        round.counts.published, 5,
+        "no message is delivered, so publishing stops at the backlog limit"
+    );
     assert!(round.counts.unsent > 0, "{:?}", round.counts);
-    // One was due in every millisecond, and is as late as the end is far.
+    // One was due in every millisecond; each is late by the time from then to the end.
     let (latency, unsent) = (round.latency.unwrap(), round.counts.unsent);
     assert!((1..=unsent).contains(&latency.count), "{latency:?}");
     assert!((latency.max * 1000.0 - latency.count as f64).abs() < 10.0, "{latency:?}");
@@ -222,7 +225,7 @@ fn a_system_that_stops_ends_a_round_that_is_counted_in_messages() {
             assert!(error.starts_with(&format!("{begin} 5 messages ")), "{error}");
             assert!(error.ends_with(" published"), "{error}");
         });
-        // Each of them is confirmed, in the end none.
+        // First each message is confirmed, later none.
         for window in ["1", "10"] {
             scope.spawn(move || {
                 let script = |n| if n < 20 { ScriptedFate::Delivered } else { ScriptedFate::Forgotten };
@@ -241,9 +244,9 @@ fn a_system_that_stops_ends_a_round_that_is_counted_in_messages() {
     });
 }
 
-/// The pause in the schedule is longer than a system may do nothing.
+/// The pause in the schedule is longer than the stall timeout.
 #[test]
-fn a_round_that_has_nothing_due_goes_on() {
+fn a_pause_in_the_schedule_is_no_stall() {
     let counts = one_round(honest, &["--messages", "20", "--rate", "10:1,0:6", "--confirms", "5"]).counts;
     assert_eq!(counts, Counts { published: 20, consumed: 20, confirmed: 20, ..Counts::default() });
 }

@@ -47,8 +47,8 @@ impl<'w> Topology<'w> {
         share(&self.queues, consumer, self.workload.consumers)
     }
 
-    /// Declares everything, unless it is predeclared. A queue that exists already belongs to others: it is consumed if there
-    /// are no producers, and is an error otherwise. An exchange that exists is always one.
+    /// Declares everything, unless it is predeclared. A queue that exists already belongs to another program: it is consumed
+    /// if there are no producers, and is an error otherwise. An exchange that exists is always an error.
     pub(crate) fn declare(&mut self, control: &mut Connection) -> Result<(), ClientError> {
         let workload = self.workload;
         if workload.predeclared {
@@ -113,7 +113,7 @@ impl<'w> Topology<'w> {
         Ok(missing)
     }
 
-    /// Deletes what [`Topology::declare`] has created.
+    /// Deletes the objects that [`Topology::declare`] has created.
     pub(crate) fn delete(&self, control: &mut Connection) -> Result<(), ClientError> {
         if self.workload.predeclared {
             return Ok(());
@@ -148,7 +148,7 @@ impl<'w> Topology<'w> {
                 connection
                     .call(channel, consume, |m| matches!(m, Method::BasicConsumeOk(_)).then_some(()))?;
             } else {
-                // An answer would arrive among deliveries.
+                // An answer would arrive between deliveries.
                 connection.send_method(channel, basic::Consume { no_wait: true, ..consume })?;
             }
         }
@@ -156,29 +156,29 @@ impl<'w> Topology<'w> {
     }
 }
 
-/// Whether what is asked for by a passive declaration exists. A missing one costs the channel of the question.
+/// Whether the object of a passive declaration exists. If not, the server closes the channel.
 fn exists<'m>(
     control: &mut Connection,
     ask: impl Into<Method<'m>>,
     accept: impl Fn(&Method<'_>) -> bool,
 ) -> Result<bool, ClientError> {
-    control.open_channel(QUESTIONS)?;
-    match control.call(QUESTIONS, ask, |method| accept(method).then_some(())) {
+    control.open_channel(PASSIVE_CHANNEL)?;
+    match control.call(PASSIVE_CHANNEL, ask, |method| accept(method).then_some(())) {
         Ok(()) => {
             let close = channel::Close { reply_code: 200, reply_text: "", ..Default::default() };
-            control.call(QUESTIONS, close, |m| matches!(m, Method::ChannelCloseOk(_)).then_some(true))
+            control.call(PASSIVE_CHANNEL, close, |m| matches!(m, Method::ChannelCloseOk(_)).then_some(true))
         }
         Err(ClientError::Closed(text)) if text.starts_with(NOT_FOUND) => {
-            control.send_method(QUESTIONS, channel::CloseOk {})?;
+            control.send_method(PASSIVE_CHANNEL, channel::CloseOk {})?;
             Ok(false)
         }
         Err(error) => Err(error),
     }
 }
 
-/// The channel for questions whose answer may close it.
-const QUESTIONS: u16 = CHANNEL + 1;
-/// How an error begins that says that something does not exist.
+/// The channel for passive declarations, which the server may close.
+const PASSIVE_CHANNEL: u16 = CHANNEL + 1;
+/// The beginning of the error text for an object that does not exist.
 const NOT_FOUND: &str = "404 ";
 
 fn encoded(pairs: &[(String, String)]) -> Vec<u8> {
@@ -195,12 +195,12 @@ fn numbered(base: &str, first: u64, count: usize) -> Vec<String> {
     (first..).take(count).map(name).collect()
 }
 
-/// The share of one of several takers, who take turns; nobody's share is empty.
-fn share(all: &[String], number: usize, takers: usize) -> Vec<&str> {
-    if takers >= all.len() {
+/// The queues or keys of one of several connections, assigned in turn; no connection is left without any.
+fn share(all: &[String], number: usize, connections: usize) -> Vec<&str> {
+    if connections >= all.len() {
         return vec![&all[number % all.len()]];
     }
-    all.iter().skip(number).step_by(takers).map(String::as_str).collect()
+    all.iter().skip(number).step_by(connections).map(String::as_str).collect()
 }
 
 #[cfg(test)]
@@ -208,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_have_numbers_where_they_are_wanted() {
+    fn names_are_numbered_at_the_placeholder_or_the_end() {
         assert_eq!(numbered("q", 1, 1), ["q"]);
         assert_eq!(numbered("q", 1, 2), ["q-1", "q-2"]);
         assert_eq!(numbered("a-%d-b", 9, 2), ["a-9-b", "a-10-b"]);
@@ -216,10 +216,10 @@ mod tests {
     }
 
     #[test]
-    fn everybody_has_something_to_do_and_nothing_is_left_out() {
+    fn every_connection_has_a_queue_and_every_queue_a_connection() {
         let all = numbered("q", 1, 5);
         assert_eq!(
-            [0, 1].map(|taker| share(&all, taker, 2)),
+            [0, 1].map(|number| share(&all, number, 2)),
             [vec!["q-1", "q-3", "q-5"], vec!["q-2", "q-4"]]
         );
         assert_eq!(share(&all, 6, 7), ["q-2"]);

@@ -63,7 +63,7 @@ impl<'p> Sampler<'p> {
         Self { watched, peak_rss: 0, last: Instant::now() }
     }
 
-    /// Samples memory, if it is time to.
+    /// Samples memory, if the sampling interval is over.
     pub(crate) fn tick(&mut self) {
         if !self.watched.is_empty() && self.watched.is_local() && self.last.elapsed() >= SAMPLE_EVERY {
             self.last = Instant::now();

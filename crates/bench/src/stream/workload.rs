@@ -150,7 +150,7 @@ impl Workload {
         let Some(_) = &self.exchange else { return false };
         let key = self.routing_key.as_ref().or(self.queue.as_ref()).map_or("", String::as_str);
         match self.exchange_type.as_str() {
-            // Others' bindings are unknown.
+            // The bindings of predeclared objects are unknown.
             _ if self.predeclared => true,
             "direct" => false,
             "topic" if !key.contains(['*', '#']) => false,

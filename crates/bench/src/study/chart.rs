@@ -18,7 +18,7 @@ pub(crate) struct Chart {
     pub(crate) y_label: String,
     pub(crate) metric: Metric,
     pub(crate) panels: Vec<Panel>,
-    /// Figures of others, as dotted lines.
+    /// Published figures, as dotted lines.
     pub(crate) published: Vec<Published>,
     /// Whether the scale is logarithmic even if the values are close together, so that slopes show growth.
     pub(crate) logarithmic: bool,
@@ -146,7 +146,7 @@ impl Chart {
         self.panels.iter().flat_map(|panel| &panel.lines)
     }
 
-    /// The least value above zero, and the largest, those of others included; `None` if nothing was measured.
+    /// The least value above zero, and the largest, published figures included; `None` if nothing was measured.
     pub(super) fn extremes(&self) -> Option<(f64, f64)> {
         let values = || self.lines().flat_map(|line| line.points.iter().map(|(_, middle, _)| *middle));
         if !values().any(|value| value > 0.0) {

@@ -128,7 +128,7 @@ fn streams(mut a: StreamReport, mut b: StreamReport) -> StreamReport {
     }
     let facts = [&a, &b].map(|run| describe(&run.workload));
     let mut notes = differences([&a.machine, &b.machine], facts);
-    // In case that the description leaves a setting out.
+    // The description may omit a setting.
     if a.workload != b.workload && describe(&a.workload) == describe(&b.workload) {
         notes.push("The parameters differ in what their description leaves out; see the runs' files.".into());
     }
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn of_runs_of_all_each_study_stands_beside_its_namesake() {
+    fn studies_of_the_same_name_are_paired_in_two_runs_of_all() {
         let (a, b) =
             (["publish", "proxy", "churn"].map(named), ["churn", "publish", "strategies"].map(named));
         let whole = |studies: &[Results]| {

@@ -8,7 +8,7 @@ use crate::stats::Summary;
 /// The comparison of several systems.
 #[derive(Debug)]
 pub(crate) struct SystemComparison {
-    /// Which is best, by how much, and how far the figures can be relied on.
+    /// Which system is best, by how much, and how reliable the figures are.
     pub(crate) sentences: [String; 3],
     /// A row for each scenario, a column for each system.
     pub(crate) ratios: Grid,
@@ -32,8 +32,8 @@ impl SystemComparison {
     }
 }
 
-/// The figures by which systems are compared, the first one that was measured: memory is that of connections, whose
-/// opening has a rate as well.
+/// The figures by which systems are compared; the first one that was measured is used. Memory precedes the rate, since
+/// the study of connections measures both.
 const COMPARED: [(Metric, Better, &str); 4] = [
     (Metric::RssEach, Better::Smaller, "times as many connections in the same memory"),
     (Metric::Rate, Better::Larger, "times its rate"),

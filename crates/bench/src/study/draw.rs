@@ -141,7 +141,7 @@ impl Chart {
         self.draw_places(area, &chart)
     }
 
-    /// The words that a mark shows when it is pointed at: `broker, 50: 408/s (400/s to 412/s)`.
+    /// The tooltip of a mark: `broker, 50: 408/s (400/s to 412/s)`.
     fn describe(&self, line: &ChartLine, place: usize, middle: f64, spread: &Range<f64>) -> String {
         let place = self.places.get(place).map_or("", String::as_str);
         let range = match spread.start < spread.end {
@@ -151,7 +151,7 @@ impl Chart {
         format!("{}, {place}: {}{range}", line.name, self.show(middle))
     }
 
-    /// The names of the places below the axis; of many, each second, third and so on.
+    /// The labels below the axis; if there are many, only each second, third and so on.
     fn draw_places<'a, Y: Ranged<ValueType = f64>>(
         &self,
         area: &Area<'a>,
@@ -188,14 +188,14 @@ impl Chart {
     }
 }
 
-/// A mark of a line, in pixels of the drawing, and the words that it shows when it is pointed at.
+/// A mark of a line, in pixels of the drawing, and its tooltip.
 struct Mark {
     at: (i32, i32),
     text: String,
 }
 
 impl Mark {
-    /// An invisible area around it, with its words.
+    /// An invisible area around it, with its tooltip.
     fn title(&self) -> String {
         let ((x, y), text) = (self.at, escaped(&self.text));
         let (left, top, size) = (x - MARK_REACH, y - MARK_REACH, 2 * MARK_REACH);
@@ -207,7 +207,7 @@ impl Mark {
 
 /// The lines of all panels, each once, in a row, or in several if they do not fit into one.
 struct Legend<'c> {
-    /// Each with its place: pixels from the left, and row.
+    /// Each with its position: pixels from the left, and row.
     lines: Vec<(&'c ChartLine, i32, u32)>,
     rows: u32,
 }
@@ -265,7 +265,7 @@ const LEGEND_ROW: u32 = 18;
 /// Pixels to the left of the legend, and from an entry's beginning to its text.
 const LEGEND_LEFT: i32 = 80;
 const LEGEND_TEXT: i32 = 36;
-/// Pixels around a mark within which it is pointed at.
+/// Pixels around a mark within which its tooltip appears.
 const MARK_REACH: i32 = 8;
 /// A single bad round must not flatten all the others: whiskers longer than this, in largest medians, are cut.
 const MAX_WHISKER_LENGTH: f64 = 1.5;
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_shows_its_figures_when_it_is_pointed_at() {
+    fn a_mark_has_a_tooltip_with_its_figures() {
         let svg = charts(&report())[0].svg().unwrap();
         assert!(svg.contains("<title>proxy, 50: 300 (270 to 330)</title>"), "{svg}");
         assert_eq!(svg.matches("<title>").count(), 4);

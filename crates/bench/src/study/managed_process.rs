@@ -89,7 +89,7 @@ impl Drop for ManagedProcess {
     }
 }
 
-/// A path that nobody has used, also as text.
+/// A new unique path, also as text.
 fn temporary_dir(purpose: &str) -> (PathBuf, String) {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let name = format!("leveret-bench-{purpose}-{}-{}", std::process::id(), NUMBER.fetch_add(1, Relaxed));
@@ -98,7 +98,7 @@ fn temporary_dir(purpose: &str) -> (PathBuf, String) {
     (directory, text)
 }
 
-/// The options of listeners that would use ports which may be taken.
+/// Options for listeners whose default ports may be in use.
 const OTHER_LISTENERS: [&str; 6] = ["--http", "--ws", "--mqtt", "--stomp", "--web-mqtt", "--web-stomp"];
 
 /// The address in a line such as `amqp  listening on amqp://127.0.0.1:5673`.

@@ -129,8 +129,8 @@ mod tests {
     #[test]
     fn work_counts_for_the_processes_that_did_it() {
         let own = IdleUsage::none(&Watched::processes(&[std::process::id()]));
-        let nobody = IdleUsage::default();
-        let meter = Meter::start(&own, &nobody);
+        let no_broker = IdleUsage::default();
+        let meter = Meter::start(&own, &no_broker);
         let start = Instant::now();
         let mut work = 0_u64;
         while process::own_cpu_seconds() - meter.generator_cpu < 0.05 {
@@ -148,8 +148,8 @@ mod tests {
     #[test]
     fn cpu_usage_of_idle_processes_is_not_counted() {
         let own = IdleUsage { cores: 1e6, ..IdleUsage::none(&Watched::processes(&[std::process::id()])) };
-        let nobody = IdleUsage::default();
-        let sample = Meter::start(&own, &nobody).finish(1, 0.0);
+        let no_broker = IdleUsage::default();
+        let sample = Meter::start(&own, &no_broker).finish(1, 0.0);
         assert_eq!(sample.figures[0], (Metric::CpuPerMessage, 0.0));
     }
 }

@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_holds_everything_and_asks_for_nothing() {
+    fn a_page_is_complete_and_refers_to_no_other_file() {
         let mut page = Page::new("A <study>");
         let report = report();
         let comparison = compare(&report.cells, &["direct", "proxy"]);

@@ -1,8 +1,8 @@
-//! Figures that others have published, drawn as dotted lines beside those that were measured.
+//! Published figures of other measurements, drawn as dotted lines beside the measured ones.
 
 use crate::metric::{LatencyPoint, Metric};
 
-/// A figure that somebody else has measured, on another machine.
+/// A published figure, measured on another machine.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Published {
     study: &'static str,
@@ -10,9 +10,9 @@ pub(crate) struct Published {
     metric: Metric,
     /// In the metric's unit.
     pub(crate) value: f64,
-    /// The words at its line.
+    /// The label of its line.
     pub(crate) label: &'static str,
-    /// Its conditions, and where it stands.
+    /// Its conditions and its source.
     source: &'static str,
 }
 

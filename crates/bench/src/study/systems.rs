@@ -1,4 +1,4 @@
-//! The systems under test: those named on the command line, and Leveret's own that a study starts beside them.
+//! The systems under test: those of the command line, and Leveret's own processes that a study starts in addition.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ pub(crate) struct SystemArguments {
     pub(crate) given: Option<Systems>,
 }
 
-/// A program that can be started beside the systems.
+/// A program that can be started as an additional system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ExtraSystem {
     /// Leveret's broker

@@ -1,4 +1,4 @@
-//! Threads that repeat the same step side by side.
+//! Threads that repeat the same step concurrently.
 
 use std::sync::Barrier;
 use std::thread::{self, ScopedJoinHandle};
@@ -15,8 +15,8 @@ use crate::process;
 pub(crate) struct WorkerConfig {
     pub(crate) workers: usize,
     pub(crate) time: Duration,
-    /// The least number of steps of each worker, however long they take.
-    pub(crate) fewest: u64,
+    /// The least number of steps of each worker, which it does even after `time`.
+    pub(crate) min_steps: u64,
 }
 
 /// The results of all workers.
@@ -33,18 +33,18 @@ pub(crate) struct WorkResult<T> {
     pub(crate) states: Vec<T>,
 }
 
-/// Runs workers that repeat `step`, each with the state that `set_up` created for it; time counts from when all are set up.
+/// Runs workers that repeat `step`, each with the state that `set_up` created for it; the time starts once all are set up.
 pub(crate) fn work<T: Send>(
-    shift: WorkerConfig,
+    config: WorkerConfig,
     set_up: impl Fn(usize) -> Result<T, ClientError> + Sync,
     step: impl Fn(&mut T) -> Result<(), ClientError> + Sync,
 ) -> Result<WorkResult<T>, ClientError> {
-    let mut states = (0..shift.workers).map(&set_up).collect::<Result<Vec<T>, _>>()?;
-    let start = Barrier::new(shift.workers);
+    let mut states = (0..config.workers).map(&set_up).collect::<Result<Vec<T>, _>>()?;
+    let start = Barrier::new(config.workers);
     let run_worker = |state: &mut T| -> Result<WorkerResult, ClientError> {
         start.wait();
         let (began, mut times, mut count) = (Instant::now(), Latencies::new(), 0);
-        while count < shift.fewest || began.elapsed() < shift.time {
+        while count < config.min_steps || began.elapsed() < config.time {
             let from = Instant::now();
             step(state)?;
             times.record(from.elapsed().as_nanos() as u64);
@@ -54,14 +54,14 @@ pub(crate) fn work<T: Send>(
         Ok(WorkerResult { began, ended: Instant::now(), count, times, cpu })
     };
     let run_worker = &run_worker;
-    let labours = thread::scope(|scope| {
+    let results = thread::scope(|scope| {
         let threads: Vec<_> = states.iter_mut().map(|state| scope.spawn(move || run_worker(state))).collect();
         let join =
             |thread: ScopedJoinHandle<'_, _>| thread.join().map_err(|_| ClientError::Panicked("worker"));
         threads.into_iter().map(|thread| join(thread).flatten()).collect::<Vec<_>>()
     });
-    let labours = labours.into_iter().collect::<Result<Vec<WorkerResult>, _>>()?;
-    Ok(WorkResult::of(&labours, states))
+    let results = results.into_iter().collect::<Result<Vec<WorkerResult>, _>>()?;
+    Ok(WorkResult::of(&results, states))
 }
 
 /// The results of one thread.
@@ -82,17 +82,17 @@ impl WorkerResult {
 
 impl<T> WorkResult<T> {
     /// Combines the results of several threads.
-    pub(crate) fn of(labours: &[WorkerResult], states: Vec<T>) -> Self {
+    pub(crate) fn of(results: &[WorkerResult], states: Vec<T>) -> Self {
         // Measured by the workers' own clocks, since a thread that waits for them wakes up late on a busy machine.
-        let began = labours.iter().map(|run_worker| run_worker.began).min();
-        let ended = labours.iter().map(|run_worker| run_worker.ended).max();
+        let began = results.iter().map(|result| result.began).min();
+        let ended = results.iter().map(|result| result.ended).max();
         let mut times = Latencies::new();
-        labours.iter().for_each(|run_worker| times.add(&run_worker.times));
+        results.iter().for_each(|result| times.add(&result.times));
         Self {
-            count: labours.iter().map(|run_worker| run_worker.count).sum(),
+            count: results.iter().map(|result| result.count).sum(),
             seconds: began.zip(ended).map_or(0.0, |(began, ended)| (ended - began).as_secs_f64()),
             times,
-            busiest: labours.iter().map(WorkerResult::share_of_a_core).fold(0.0, f64::max),
+            busiest: results.iter().map(WorkerResult::share_of_a_core).fold(0.0, f64::max),
             states,
         }
     }
@@ -109,10 +109,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_worker_works_at_least_as_often_as_it_must() {
-        let shift = WorkerConfig { workers: 3, time: Duration::ZERO, fewest: 5 };
+    fn every_worker_does_at_least_the_required_steps() {
+        let config = WorkerConfig { workers: 3, time: Duration::ZERO, min_steps: 5 };
         let done = work(
-            shift,
+            config,
             |number| Ok((number, 0)),
             |(_, count)| {
                 *count += 1;
@@ -124,12 +124,12 @@ mod tests {
     }
 
     #[test]
-    fn work_goes_on_for_its_time_and_a_failure_ends_it() {
+    fn workers_repeat_steps_until_the_time_is_over_or_one_fails() {
         let time = Duration::from_millis(20);
-        let shift = WorkerConfig { workers: 2, time, fewest: 0 };
-        let done = work(shift, Ok, |_| Ok(())).unwrap();
+        let config = WorkerConfig { workers: 2, time, min_steps: 0 };
+        let done = work(config, Ok, |_| Ok(())).unwrap();
         assert!(done.seconds >= 0.02 && done.count >= 2, "{done:?}");
-        let failed = work(shift, Ok, |number| match number {
+        let failed = work(config, Ok, |number| match number {
             1 => Err(ClientError::TimedOut("a step")),
             _ => Ok(()),
         });

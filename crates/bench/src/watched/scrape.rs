@@ -140,12 +140,12 @@ fn of_metrics(text: &str, now: f64) -> Usage {
     Usage { cpu_seconds: cpu, rss_bytes: memory.map(|bytes| bytes as u64) }
 }
 
-/// The unit of RabbitMQ 4's seconds: 4.3.6 puts milliseconds under that name. Its uptime shows it, which it knows in real
-/// seconds, too.
+/// The unit of RabbitMQ 4's metrics in seconds: 4.3.6 reports milliseconds under that name. Comparing the uptime metric
+/// with the time since the start shows the unit.
 fn erlang_unit(text: &str, now: f64) -> f64 {
     let uptime = sum_of(text, STARTED).map(|started| (now - started).max(1.0));
     match (sum_of(text, ERLANG_UPTIME), uptime) {
-        // A tenth of the factor between the two units, so that clocks may differ.
+        // A tenth of the factor between the two units tolerates a difference of the clocks.
         (Some(counted), Some(uptime)) if counted < 100.0 * uptime => 1.0,
         _ => 1e-3,
     }

@@ -168,7 +168,7 @@ impl WebSocketsArguments {
     }
 }
 
-/// The numbers at which others have measured.
+/// The numbers of connections of published measurements.
 const USUAL: [u32; 3] = [5_000, 15_000, 20_000];
 
 impl WebSocketsSettings {

@@ -74,7 +74,7 @@ pub(super) async fn measure(
     watch(share(settings.connections.len() as f64), &format!("{}: dropping connections", system.name));
     match study.drop_all().await {
         Ok(dropped) => report.dropped = Some(dropped),
-        // A server that is too busy for ten more keeps the results measured so far.
+        // If the server is too busy for ten more connections, the results measured so far are kept.
         Err(why) => drop(report.stopped.get_or_insert(format!("ten more could not be opened: {why}"))),
     }
     study.end().await;
@@ -205,10 +205,10 @@ impl FleetStudy {
         let connections = shared.open.load(Relaxed);
         let (opened, all_open) = oneshot::channel();
         let bystanders = Arc::clone(shared);
-        let bystanders = thread::spawn(move || look_on(bystanders, opened));
+        let bystanders = thread::spawn(move || run_bystanders(bystanders, opened));
         let opened = all_open.await.map_err(|_| ClientError::Panicked("bystanders"))?;
         opened?;
-        // The others lose what they have under way.
+        // Messages in flight on the dropped connections are lost.
         self.count(Some(Role::Bystander));
         sleep(WATCH).await;
         let before = self.counted().await;
@@ -231,7 +231,7 @@ impl FleetStudy {
         sleep(GONE).await;
     }
 
-    /// Counts the messages that are sent from now on, by everybody or by one kind of members.
+    /// Counts the messages that are sent from now on, by all members or by those with one role.
     fn count(&self, only: Option<Role>) {
         self.fleet.shared.tally(|tally, now| *tally = Tally::begin(now, only));
     }
@@ -245,7 +245,7 @@ impl FleetStudy {
 }
 
 /// Opens the bystanders, signals `opened`, and runs them.
-fn look_on(shared: Arc<FleetState>, opened: oneshot::Sender<Result<(), ClientError>>) {
+fn run_bystanders(shared: Arc<FleetState>, opened: oneshot::Sender<Result<(), ClientError>>) {
     let runtime = match Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         // If the study has ended, the receiver is gone.

@@ -39,7 +39,7 @@ pub(super) struct FleetState {
     pub(super) target: Target,
     pub(super) address: SocketAddr,
     pub(super) settings: WebSocketsSettings,
-    /// Distinguishes the topics of this run from those of others.
+    /// Distinguishes the topics of this run from those of other runs.
     pub(super) run: u64,
     pub(super) start: Instant,
     pub(super) phase: watch::Sender<Phase>,
@@ -50,13 +50,14 @@ pub(super) struct FleetState {
 }
 
 impl FleetState {
-    /// Calls `work` with the tally, and the time in nanoseconds while nobody else can count.
+    /// Calls `work` with the tally and the time in nanoseconds, both read under the tally's lock.
     pub(super) fn tally<T>(&self, work: impl FnOnce(&mut Tally, u64) -> T) -> T {
         let mut tally = self.tally.lock().unwrap_or_else(PoisonError::into_inner);
         work(&mut tally, self.start.elapsed().as_nanos() as u64)
     }
 
-    /// The topic of the member with this number. Bystanders have their own, as they publish much more than others.
+    /// The topic of the member with this number. Each bystander has its own, since it publishes much more than an
+    /// ordinary member.
     fn topic(&self, number: u32, role: Role) -> String {
         match (self.settings.topics, role) {
             (Some(topics), Role::Ordinary) => self.name(number % topics),
@@ -64,7 +65,7 @@ impl FleetState {
         }
     }
 
-    /// A name that no other run has: of a client, or of a topic.
+    /// A unique name of a client or topic.
     fn name(&self, number: u32) -> String {
         format!("leveret.bench.{:x}.{number}", self.run)
     }
@@ -75,7 +76,7 @@ impl FleetState {
 pub(super) enum Role {
     /// One of very many.
     Ordinary,
-    /// Notices effects of dropping the others: publishes all the time.
+    /// Publishes continuously, to measure the effect of dropping the other connections.
     Bystander,
 }
 
@@ -234,7 +235,7 @@ impl Member {
     }
 }
 
-/// When a message was published, in nanoseconds, and the number of the member that did it.
+/// When a message was published, in nanoseconds, and the number of its publisher.
 fn parse(body: &[u8]) -> Option<(u64, u32)> {
     let (sent, number) = std::str::from_utf8(body).ok()?.trim().split_once(' ')?;
     Some((sent.parse().ok()?, number.parse().ok()?))

@@ -109,7 +109,7 @@ fn figures(level: &ConnectionLevel) -> Vec<(Metric, f64)> {
         (Metric::Rate, level.opened as f64 / level.opening_seconds.max(f64::MIN_POSITIVE)),
         (Metric::Count(Fate::Lost), level.published.saturating_sub(level.received) as f64),
     ];
-    // Without processes to sample these are unknown.
+    // Without processes to sample, memory and CPU time are unknown.
     if level.rss_bytes > 0 {
         figures.push((Metric::RssEach, level.bytes_per_connection));
         figures.push((Metric::Rss, level.rss_bytes as f64));

@@ -40,7 +40,7 @@ pub(crate) struct WebSocketsSystem {
     pub(crate) levels: Vec<ConnectionLevel>,
     /// The reason why not all connections were opened, if so.
     pub(crate) stopped: Option<String>,
-    /// The effect on ten others of dropping all connections at once.
+    /// The effect of dropping all connections at once on ten other connections.
     pub(crate) dropped: Option<Dropped>,
 }
 
@@ -87,7 +87,7 @@ pub(crate) struct ConnectionLevel {
     pub(crate) lost_because: Option<String>,
 }
 
-/// The effect on ten connections, which publish to themselves all the time, of dropping all connections of the study.
+/// The effect of dropping all connections of the study on ten others, each of which continuously publishes to itself.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Dropped {
     /// The number of connections that were dropped.

@@ -1,4 +1,4 @@
-//! The messages of a measurement: those that were sent between its beginning and its end, whenever they arrive.
+//! Counts the messages that are sent during a measurement, whenever they arrive.
 
 use super::member::Role;
 use crate::latency::Latencies;
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn others_do_not_count_with_bystanders() {
+    fn messages_of_ordinary_members_are_not_counted_with_those_of_bystanders() {
         let mut tally = Tally::begin(0, Some(Role::Bystander));
         for role in [Role::Ordinary, Role::Bystander] {
             let sent = tally.publish(1, role);

@@ -1,5 +1,5 @@
-//! Connections that few threads open and close side by side. With a thread for each, waking it for every answer would
-//! cost more than the connection, and if system and generator share their cores, the system would have that much less.
+//! Connections that a few threads open and close concurrently. With a thread for each, waking it for every answer would
+//! take more CPU time than the connection, which the system would lack where it shares its cores with the generator.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Registry, Token};
 
 use crate::client::{
-    GOODBYE, SETUP_TIMEOUT, check_close, client_offer, connect, expect_method, validate_login,
+    NORMAL_CLOSE, SETUP_TIMEOUT, check_close, client_offer, connect, expect_method, validate_login,
 };
 use crate::error::ClientError;
 use crate::latency::Latencies;
@@ -21,50 +21,51 @@ use crate::process;
 use crate::study::workers::{WorkResult, WorkerConfig, WorkerResult};
 use crate::uri::Uri;
 
-/// How often to check for visits that take too long.
+/// How often to check for connections that take too long.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Bytes of one read: far more than a server sends during a whole visit.
+/// Bytes of one read: far more than a server sends on such a connection.
 const READ: usize = 16 * 1024;
 
-/// Runs as many visitors as there are workers. Each connects without TLS, logs in, opens the vhost and closes, repeatedly.
-pub(super) fn work(uri: &Uri, name: &str, shift: WorkerConfig) -> Result<WorkResult<()>, ClientError> {
+/// Has as many connections open at a time as there are workers. Each connects without TLS, logs in, opens the vhost and
+/// closes, and is then replaced until the time is over.
+pub(super) fn work(uri: &Uri, name: &str, config: WorkerConfig) -> Result<WorkResult<()>, ClientError> {
     let address = connect(uri)?.peer_addr().map_err(ClientError::io("connecting"))?;
     let offer = client_offer(uri, name);
     // Half of the cores are left to the system under test.
     let cores = thread::available_parallelism().map_or(1, usize::from);
-    let threads = (cores / 2).clamp(1, shift.workers);
+    let threads = (cores / 2).clamp(1, config.workers);
     let offer = &offer;
-    let labours = thread::scope(|scope| {
-        let share = |number: usize| (shift.workers + number) / threads;
-        let start = |number| scope.spawn(move || run_worker(address, offer, share(number), shift.time));
+    let results = thread::scope(|scope| {
+        let share = |number: usize| (config.workers + number) / threads;
+        let start = |number| scope.spawn(move || run_worker(address, offer, share(number), config.time));
         let threads: Vec<_> = (0..threads).map(start).collect();
         let join = |thread: thread::ScopedJoinHandle<'_, _>| {
-            thread.join().map_err(|_| ClientError::Panicked("visitors")).flatten()
+            thread.join().map_err(|_| ClientError::Panicked("connections")).flatten()
         };
         threads.into_iter().map(join).collect::<Vec<_>>()
     });
-    let labours = labours.into_iter().collect::<Result<Vec<WorkerResult>, _>>()?;
-    Ok(WorkResult::of(&labours, vec![(); shift.workers]))
+    let results = results.into_iter().collect::<Result<Vec<WorkerResult>, _>>()?;
+    Ok(WorkResult::of(&results, vec![(); config.workers]))
 }
 
-/// Runs the visitors of one thread.
+/// Runs the connections of one thread, of which `concurrent` are open at a time.
 fn run_worker(
     address: SocketAddr,
     offer: &ClientOffer,
-    visitors: usize,
+    concurrent: usize,
     time: Duration,
 ) -> Result<WorkerResult, ClientError> {
     let mut poll = Poll::new().map_err(ClientError::io("polling"))?;
-    let mut events = Events::with_capacity(visitors);
+    let mut events = Events::with_capacity(concurrent);
     let mut scratch = vec![0; READ].into_boxed_slice();
     let began = Instant::now();
-    let (mut count, mut times, mut next_look) = (0, Latencies::new(), began + CHECK_INTERVAL);
+    let (mut count, mut times, mut next_check) = (0, Latencies::new(), began + CHECK_INTERVAL);
     let begin = |registry: &Registry, number| ShortConnection::begin(registry, number, address, offer);
-    let mut visits = (0..visitors)
+    let mut connections = (0..concurrent)
         .map(|number| begin(poll.registry(), number).map(Some))
         .collect::<Result<Vec<_>, _>>()?;
-    while visits.iter().any(Option::is_some) {
+    while connections.iter().any(Option::is_some) {
         match poll.poll(&mut events, Some(CHECK_INTERVAL)) {
             Err(error) if error.kind() != ErrorKind::Interrupted => {
                 return Err(ClientError::io("polling")(error));
@@ -73,23 +74,23 @@ fn run_worker(
         }
         for event in &events {
             let Token(number) = event.token();
-            let Some(visit) = &mut visits[number] else { continue };
+            let Some(connection) = &mut connections[number] else { continue };
             let may_read = event.is_readable() || event.is_read_closed() || event.is_error();
-            if !visit.advance(may_read, &mut scratch)? {
+            if !connection.advance(may_read, &mut scratch)? {
                 continue;
             }
-            times.record(visit.began.elapsed().as_nanos() as u64);
+            times.record(connection.began.elapsed().as_nanos() as u64);
             count += 1;
-            // The old socket is closed before the next is opened: a visitor has one at a time.
-            visits[number] = None;
+            // The old socket is closed before the next is opened, so that no more than `concurrent` are open.
+            connections[number] = None;
             if began.elapsed() < time {
-                visits[number] = Some(begin(poll.registry(), number)?);
+                connections[number] = Some(begin(poll.registry(), number)?);
             }
         }
         let now = Instant::now();
-        if now >= next_look {
-            next_look = now + CHECK_INTERVAL;
-            if visits.iter().flatten().any(|visit| now - visit.began > SETUP_TIMEOUT) {
+        if now >= next_check {
+            next_check = now + CHECK_INTERVAL;
+            if connections.iter().flatten().any(|connection| now - connection.began > SETUP_TIMEOUT) {
                 return Err(ClientError::TimedOut("opening a connection"));
             }
         }
@@ -131,7 +132,7 @@ impl ShortConnection {
         Ok(Self { stream, stage: Stage::LogIn(handshake), input, output, began })
     }
 
-    /// Proceeds as far as possible; returns whether the visit is over.
+    /// Proceeds as far as possible; returns whether the connection is closed.
     fn advance(&mut self, may_read: bool, scratch: &mut [u8]) -> Result<bool, ClientError> {
         self.write()?;
         if !may_read {
@@ -188,7 +189,7 @@ impl ShortConnection {
             self.input.drain(..taken);
             handshake.poll_output(&mut self.output);
             if let Some(opened) = handshake.poll_event().map(validate_login).transpose()? {
-                write_method(&mut self.output, 0, GOODBYE);
+                write_method(&mut self.output, 0, NORMAL_CLOSE);
                 self.stage = Stage::Close { frame_max: opened.negotiated.frame_max };
             }
         }
@@ -213,35 +214,35 @@ mod tests {
     use super::*;
     use crate::stream::fake_broker::{FakeBroker, ScriptedFate};
 
-    fn shift(workers: usize, time: Duration) -> WorkerConfig {
-        WorkerConfig { workers, time, fewest: 1 }
+    fn config(workers: usize, time: Duration) -> WorkerConfig {
+        WorkerConfig { workers, time, min_steps: 1 }
     }
 
     #[test]
-    fn every_visitor_comes_at_least_once_and_they_come_again_while_there_is_time() {
+    fn every_worker_connects_at_least_once_and_repeatedly_until_the_time_is_over() {
         let broker = FakeBroker::start(|_| ScriptedFate::Dropped);
         let uri = Uri::parse(&broker.uri()).unwrap();
-        let done = work(&uri, "visits", shift(5, Duration::ZERO)).unwrap();
+        let done = work(&uri, "connections", config(5, Duration::ZERO)).unwrap();
         assert_eq!((done.count, done.states.len()), (5, 5));
         let time = Duration::from_millis(50);
-        let done = work(&uri, "visits", shift(2, time)).unwrap();
+        let done = work(&uri, "connections", config(2, time)).unwrap();
         assert!(done.count >= 2 && done.seconds >= time.as_secs_f64(), "{done:?}");
         assert_eq!(done.times.percentiles().unwrap().count, done.count);
     }
 
     #[test]
-    fn a_server_that_is_not_there_or_closes_is_an_error() {
+    fn an_unreachable_server_or_one_that_closes_the_socket_is_an_error() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let uri = Uri::parse(&format!("amqp://{}", listener.local_addr().unwrap())).unwrap();
-        // One connection checks that the server exists, the other one is the visit.
+        // The first connection checks that the server exists, the second one is measured.
         let server = thread::spawn(move || (0..2).for_each(|_| drop(listener.accept())));
-        let closed = work(&uri, "visits", shift(1, Duration::ZERO)).unwrap_err();
+        let closed = work(&uri, "connections", config(1, Duration::ZERO)).unwrap_err();
         let reported =
             matches!(closed, ClientError::Closed(_) | ClientError::Amqp(_) | ClientError::Io { .. });
         assert!(reported, "{closed}");
         server.join().unwrap();
         // The listener is gone.
-        let refused = work(&uri, "visits", shift(1, Duration::ZERO)).unwrap_err();
+        let refused = work(&uri, "connections", config(1, Duration::ZERO)).unwrap_err();
         assert!(matches!(refused, ClientError::Io { .. }), "{refused}");
     }
 }

@@ -14,7 +14,7 @@ use crate::uri::Uri;
 
 const NAME: &str = "leveret bench strategies";
 
-/// A channel of a connection that others may share.
+/// A channel of a connection, which other channels may share.
 pub(super) struct SharedChannel {
     shared: Arc<Mutex<SharedConnection>>,
     channel: u16,
@@ -22,12 +22,13 @@ pub(super) struct SharedChannel {
 
 struct SharedConnection {
     connection: Connection,
-    /// A worker could not write to it, and reports that. The others write nothing more: each would wait for as long.
+    /// Set when a write has failed; that worker reports the error. The other workers then write nothing more, since
+    /// each would wait until its own timeout.
     has_failed: bool,
 }
 
 impl SharedChannel {
-    /// Publishes one message, unless another worker's has failed on the connection; `bytes` is a buffer for reuse.
+    /// Publishes one message, unless a write to the connection has failed before; `bytes` is a reusable buffer.
     pub(super) fn publish(&self, queue: &str, body: &[u8], bytes: &mut Vec<u8>) -> Result<(), ClientError> {
         let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
         let SharedConnection { connection, has_failed } = &mut *shared;
@@ -45,9 +46,9 @@ impl SharedChannel {
         written
     }
 
-    /// Waits until the system has handled everything sent on the channel before: declares, passively, an
+    /// Waits until the system has processed everything sent on the channel before, by the passive declaration of an
     /// exchange that always exists.
-    fn settle(&self) -> Result<(), ClientError> {
+    fn wait_until_processed(&self) -> Result<(), ClientError> {
         let SharedConnection { connection, .. } =
             &mut *self.shared.lock().unwrap_or_else(PoisonError::into_inner);
         let ask =
@@ -57,13 +58,13 @@ impl SharedChannel {
 }
 
 /// All channels of a round.
-pub(super) struct Lines {
+pub(super) struct WorkerChannels {
     all: Vec<SharedChannel>,
-    /// Numbers of the free channels; `None` if each worker has its own.
+    /// Indexes of the free channels; `None` if each worker has its own channel.
     free: Option<(Mutex<Vec<usize>>, Condvar)>,
 }
 
-impl Lines {
+impl WorkerChannels {
     pub(super) fn open(
         uri: &Uri,
         strategy: Strategy,
@@ -102,15 +103,15 @@ impl Lines {
         outcome
     }
 
-    /// Waits until everything sent has been handled.
-    pub(super) fn settle(&self) -> Result<(), ClientError> {
-        self.all.iter().try_for_each(SharedChannel::settle)
+    /// Waits until everything sent has been processed.
+    pub(super) fn wait_until_processed(&self) -> Result<(), ClientError> {
+        self.all.iter().try_for_each(SharedChannel::wait_until_processed)
     }
 
     /// Closes all connections.
     pub(super) fn close(self) {
         for SharedChannel { shared, .. } in self.all {
-            // Only the last channel of a connection is its sole owner.
+            // The last of a connection's channels owns it alone.
             if let Some(shared) = Arc::into_inner(shared) {
                 shared.into_inner().unwrap_or_else(PoisonError::into_inner).connection.close();
             }

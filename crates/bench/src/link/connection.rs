@@ -1,4 +1,4 @@
-//! A client's connection, joined to a connection to the target.
+//! A client's connection, relayed to a connection to the target.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr};
@@ -26,18 +26,18 @@ struct End {
     stream: TcpStream,
     readable: bool,
     writable: bool,
-    /// It has ended its stream.
+    /// Whether this peer has ended its stream.
     ended: bool,
-    /// The end of the other one's stream was passed on to it.
+    /// Whether the other peer's end of stream was forwarded to this one.
     eof_passed_on: bool,
 }
 
-/// The action due after a joint has moved all it could.
+/// The action due after a connection has forwarded as much as possible.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
-    /// Wait for its sockets, and until this time if there is one.
+    /// Wait for its sockets, at most until this time if there is one.
     Wait(Option<Instant>),
-    /// Both directions have ended, or one failed: drop the joint.
+    /// Both directions have ended, or one failed: close the connection.
     Over,
 }
 
@@ -45,7 +45,7 @@ pub(super) enum Next {
 const CLIENT: usize = 0;
 
 impl LinkedConnection {
-    /// Joins a client that was accepted at `now` to the target, and starts connecting to the target.
+    /// Relays a client that was accepted at `now`, and starts connecting to the target.
     pub(super) fn new(
         client: TcpStream,
         target: SocketAddr,
@@ -109,7 +109,7 @@ impl LinkedConnection {
         Ok(moved)
     }
 
-    /// When the next bytes arrive whose receiver is ready for them.
+    /// When the next bytes are due for a receiver that is writable.
     fn next_due(&self) -> Option<Instant> {
         let ready = |end: &End| end.writable && !end.eof_passed_on;
         let due = |from: usize| self.lines[from].next_due().filter(|_| ready(&self.ends[1 - from]));
