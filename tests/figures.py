@@ -197,7 +197,7 @@ class Figures:
         measure = lambda name, flags: written(self.servers.directory, system(name, self.broker(name)), flags, self.options)
         rows = [[title, *(f"{measure(name, flags):.2f}" for name in self.names())] for title, flags in FATES.items()]
         titles = [self.servers.title(name) for name in self.names()]
-        print(table(["what becomes of the messages", *titles], rows) + "\n", flush=True)
+        print(table(["workload", *titles], rows) + "\n", flush=True)
 
     def one_core(self):
         rows = []
