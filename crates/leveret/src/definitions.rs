@@ -27,7 +27,7 @@ pub(crate) struct DefinitionsFile {
 pub(crate) struct ExistingObjects {
     /// See [`Broker::existing`].
     objects: Map<String, Value>,
-    /// Whether nobody has defined anything, so that the next start loads definitions: see [`Before`].
+    /// Whether there are only default objects, so that the next start loads definitions: see [`Before`].
     is_untouched: bool,
 }
 
@@ -35,8 +35,8 @@ impl ExistingObjects {
     pub(crate) fn of(broker: &Broker, only_if_untouched: bool) -> Self {
         let was_loaded = broker.catalogue().is_some_and(|catalogue| catalogue.was_loaded());
         let is_untouched = !was_loaded && has_defaults_alone(broker);
-        let is_shown = is_untouched || !only_if_untouched;
-        Self { objects: if is_shown { broker.existing() } else { Map::new() }, is_untouched }
+        let is_listed = is_untouched || !only_if_untouched;
+        Self { objects: if is_listed { broker.existing() } else { Map::new() }, is_untouched }
     }
 }
 

@@ -1,4 +1,4 @@
-//! A new process takes the place of a running one, for which no client is refused: it is given the listening sockets.
+//! A new process replaces a running one without refusing any client: it gets the listening sockets.
 //!
 //! The running process (the predecessor) listens at a Unix socket in the abstract namespace, which is named after the user and
 //! the first address of its listeners ([`socket_name`]). A successor with the same configuration connects there:
@@ -7,7 +7,7 @@
 //! |---|---|
 //! | `Hello`: its version | checks that it is the same user, or root |
 //! | | `Welcome`: its version, and its listening sockets as ancillary data |
-//! | `Show`, if it is to load definitions into a broker's data directory | `Shown`, and the names of what that broker has |
+//! | `ListObjects`, if it is to load definitions into a broker's data directory | `ObjectList`, and the names of that broker's objects |
 //! | takes those sockets whose addresses its configuration has | leaves the files of Unix sockets alone from now on |
 //! | `Leave`: when it can serve; before that if it is a broker or has a spool | notifies the service manager, answers `Left`, and drains |
 //! | waits for the end of the connection, if it starts only then | |
@@ -40,7 +40,7 @@ pub(crate) use upgrade::{UpgradeError, Upgrades};
 
 use crate::config::{Config, ListenAddr};
 
-/// Maximum time for a message from the other process, which does nothing slow before it answers.
+/// Maximum time for a message from the other process, which does no slow work before it answers.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The socket at which a process with this configuration accepts a successor; `None` if no listener has a fixed address.

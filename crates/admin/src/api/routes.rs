@@ -191,7 +191,7 @@ const fn route(path: &'static str, actions: &'static [Action]) -> Route {
     Route { path, back: Back::Broker, only: None, actions }
 }
 
-const fn anywhere(path: &'static str, actions: &'static [Action]) -> Route {
+const fn broker_or_pool(path: &'static str, actions: &'static [Action]) -> Route {
     Route { path, back: Back::Any, only: None, actions }
 }
 
@@ -208,12 +208,12 @@ const fn since_4(route: Route) -> Route {
 /// All paths below `/api`, in the order in which they are tried.
 #[rustfmt::skip]
 pub(super) static ROUTES: &[Route] = &[
-    anywhere("overview", &[get(Anyone, overview::overview, "Versions, totals, rates and listeners")]),
-    anywhere("whoami", &[get(Anyone, overview::whoami, "The user that has logged in")]),
-    since_4(anywhere("version", &[get(Everybody, overview::version, "The release of RabbitMQ that is followed")])),
+    broker_or_pool("overview", &[get(Anyone, overview::overview, "Versions, totals, rates and listeners")]),
+    broker_or_pool("whoami", &[get(Anyone, overview::whoami, "The user that has logged in")]),
+    since_4(broker_or_pool("version", &[get(Everybody, overview::version, "The release of RabbitMQ that is followed")])),
     since_4(route("auth/hash_password/{password}", &[get(Administrator, overview::hash_password, "Hash a password")])),
-    until_3_10(anywhere("auth", &[get(Everybody, overview::auth, "How to log in")])),
-    anywhere("openapi.json", &[get(Everybody, openapi::description, "This description")]),
+    until_3_10(broker_or_pool("auth", &[get(Everybody, overview::auth, "How to log in")])),
+    broker_or_pool("openapi.json", &[get(Everybody, openapi::description, "This description")]),
     route("extensions", &[get(Anyone, overview::extensions, "Extensions of the dashboard")]),
     until_3_10(route("feature-flags", &[get(Administrator, features::flags, "Features that are there")])),
     since_4(route("feature-flags", &[get(Anyone, features::flags, "Features that are there")])),
@@ -285,18 +285,18 @@ pub(super) static ROUTES: &[Route] = &[
         put(Administrator, limits::set_of_user, "Limit a user"),
         delete(Administrator, limits::clear_of_user, "Lift a limit of a user"),
     ]),
-    anywhere("connections", &[list(Anyone, connections::all, "Open connections")]),
-    anywhere("connections/username/{user}", &[
+    broker_or_pool("connections", &[list(Anyone, connections::all, "Open connections")]),
+    broker_or_pool("connections/username/{user}", &[
         list(Anyone, connections::of_user, "Open connections of a user"),
         delete(Anyone, connections::close_of_user, "Close the connections of a user"),
     ]),
-    anywhere("connections/{name}", &[
+    broker_or_pool("connections/{name}", &[
         get(Anyone, connections::one, "A connection"),
         delete(Anyone, connections::close, "Close a connection; header X-Reason may say why"),
     ]),
-    anywhere("connections/{name}/channels", &[list(Anyone, connections::channels_of, "Channels of a connection")]),
-    anywhere("channels", &[list(Anyone, connections::channels, "Open channels")]),
-    anywhere("channels/{name}", &[get(Anyone, connections::channel, "A channel")]),
+    broker_or_pool("connections/{name}/channels", &[list(Anyone, connections::channels_of, "Channels of a connection")]),
+    broker_or_pool("channels", &[list(Anyone, connections::channels, "Open channels")]),
+    broker_or_pool("channels/{name}", &[get(Anyone, connections::channel, "A channel")]),
     route("vhosts/{vhost}/connections", &[list(Anyone, connections::all, "Open connections of a virtual host")]),
     route("vhosts/{vhost}/channels", &[list(Anyone, connections::channels, "Open channels of a virtual host")]),
     route("consumers", &[list(Anyone, consumers::all, "Consumers")]),
@@ -395,16 +395,16 @@ pub(super) static ROUTES: &[Route] = &[
         delete(Administrator, permissions::clear_topic, "Clear the topic permissions of an exchange"),
     ]),
     route("aliveness-test/{vhost}", &[get(Member, health::aliveness, "Declare, publish and get")]),
-    anywhere("health/checks/alarms", &[get(Anyone, health::alarms, "No alarm is in effect")]),
-    anywhere("health/checks/local-alarms", &[get(Anyone, health::alarms, "No alarm is in effect")]),
-    anywhere("health/checks/port-listener/{port}", &[get(Anyone, health::port, "A listener uses this port")]),
-    until_3_10(anywhere("health/checks/protocol-listener/{protocol}", &[
+    broker_or_pool("health/checks/alarms", &[get(Anyone, health::alarms, "No alarm is in effect")]),
+    broker_or_pool("health/checks/local-alarms", &[get(Anyone, health::alarms, "No alarm is in effect")]),
+    broker_or_pool("health/checks/port-listener/{port}", &[get(Anyone, health::port, "A listener uses this port")]),
+    until_3_10(broker_or_pool("health/checks/protocol-listener/{protocol}", &[
         get(Anyone, health::protocol, "A listener serves this protocol"),
     ])),
-    since_4(anywhere("health/checks/protocol-listener/{protocols}", &[
+    since_4(broker_or_pool("health/checks/protocol-listener/{protocols}", &[
         get(Anyone, health::protocols, "A listener serves each of these protocols, separated by commas"),
     ])),
-    anywhere("health/checks/certificate-expiration/{within}/{unit}", &[
+    broker_or_pool("health/checks/certificate-expiration/{within}/{unit}", &[
         get(Anyone, certificates::expiration, "No certificate of a listener expires within so many days, weeks, months or years"),
     ]),
     route("health/checks/virtual-hosts", &[get(Anyone, health::fine, "All virtual hosts are up")]),
@@ -439,49 +439,49 @@ pub(super) static ROUTES: &[Route] = &[
     route("leveret/auth-cache", &[
         delete(Administrator, leveret::clear_cache, "Clear the cache of auth_backends: the service is asked again about all users"),
     ]),
-    anywhere("leveret/clients", &[list(Monitoring, leveret::clients, "Clients, and the upstream connections that serve them")]),
-    anywhere("leveret/upstreams", &[list(Monitoring, leveret::upstreams, "Upstream addresses")]),
-    anywhere("leveret/connections", &[list(Monitoring, leveret::connections, "Upstream connections")]),
-    anywhere("leveret/multiplexed-queues", &[list(Monitoring, leveret::multiplexed_queues, "Queues of multiplexed subscriptions upstream")]),
-    anywhere("leveret/multiplexed-queues/{name}/bindings", &[
+    broker_or_pool("leveret/clients", &[list(Monitoring, leveret::clients, "Clients, and the upstream connections that serve them")]),
+    broker_or_pool("leveret/upstreams", &[list(Monitoring, leveret::upstreams, "Upstream addresses")]),
+    broker_or_pool("leveret/connections", &[list(Monitoring, leveret::connections, "Upstream connections")]),
+    broker_or_pool("leveret/multiplexed-queues", &[list(Monitoring, leveret::multiplexed_queues, "Queues of multiplexed subscriptions upstream")]),
+    broker_or_pool("leveret/multiplexed-queues/{name}/bindings", &[
         list(Monitoring, sessions::multiplexed_bindings, "Binding keys of a queue of multiplexed subscriptions upstream"),
     ]),
-    anywhere("leveret/sessions", &[list(Monitoring, sessions::sessions, "MQTT and STOMP sessions in front of an upstream")]),
-    anywhere("leveret/shared-groups", &[list(Monitoring, sessions::shared_groups, "Groups of MQTT's shared subscriptions")]),
-    anywhere("leveret/retained", &[list(Monitoring, sessions::retained, "Retained MQTT messages of each virtual host upstream")]),
-    anywhere("leveret/spool", &[list(Monitoring, leveret::spool, "Queues of the spool, and what keeps them from being forwarded")]),
-    anywhere("leveret/spool/pause", &[bare(Administrator, leveret::pause_spool, "Forward nothing from the spool")]),
-    anywhere("leveret/spool/resume", &[bare(Administrator, leveret::resume_spool, "Accept publishes and forward them again")]),
-    anywhere("leveret/spool/drain", &[
+    broker_or_pool("leveret/sessions", &[list(Monitoring, sessions::sessions, "MQTT and STOMP sessions in front of an upstream")]),
+    broker_or_pool("leveret/shared-groups", &[list(Monitoring, sessions::shared_groups, "Groups of MQTT's shared subscriptions")]),
+    broker_or_pool("leveret/retained", &[list(Monitoring, sessions::retained, "Retained MQTT messages of each virtual host upstream")]),
+    broker_or_pool("leveret/spool", &[list(Monitoring, leveret::spool, "Queues of the spool, and what keeps them from being forwarded")]),
+    broker_or_pool("leveret/spool/pause", &[bare(Administrator, leveret::pause_spool, "Forward nothing from the spool")]),
+    broker_or_pool("leveret/spool/resume", &[bare(Administrator, leveret::resume_spool, "Accept publishes and forward them again")]),
+    broker_or_pool("leveret/spool/drain", &[
         bare(Administrator, leveret::drain_spool, "Empty the spool, and let publishes go directly to the upstream then"),
     ]),
-    anywhere("leveret/spool/parked", &[
+    broker_or_pool("leveret/spool/parked", &[
         list(Administrator, leveret::parked, "Messages that the upstream has refused permanently"),
         delete(Administrator, leveret::purge_parked, "Drop parked messages, all or those of a user or virtual host"),
     ]),
-    anywhere("leveret/spool/parked/requeue", &[
+    broker_or_pool("leveret/spool/parked/requeue", &[
         bare(Administrator, leveret::requeue_parked, "Forward parked messages again, all or those of a user or virtual host"),
     ]),
-    anywhere("leveret/spool/waiting", &[
+    broker_or_pool("leveret/spool/waiting", &[
         delete(Administrator, leveret::purge_waiting, "Drop the messages of a user that are not forwarded"),
     ]),
-    anywhere("leveret/leases", &[get(Monitoring, leveret::leases, "Channels leased to clients, and what sharing has saved")]),
-    anywhere("leveret/limits", &[get(Monitoring, leveret::limits, "Limits, and how often they were exceeded")]),
-    anywhere("leveret/environment", &[get(Administrator, leveret::environment, "Settings in effect, and where they came from")]),
-    anywhere("leveret/drain", &[bare(Administrator, leveret::drain, "Shut down gracefully, as SIGTERM does")]),
-    anywhere("leveret/upgrade", &[
+    broker_or_pool("leveret/leases", &[get(Monitoring, leveret::leases, "Channels leased to clients, and what sharing has saved")]),
+    broker_or_pool("leveret/limits", &[get(Monitoring, leveret::limits, "Limits, and how often they were exceeded")]),
+    broker_or_pool("leveret/environment", &[get(Administrator, leveret::environment, "Settings in effect, and where they came from")]),
+    broker_or_pool("leveret/drain", &[bare(Administrator, leveret::drain, "Shut down gracefully, as SIGTERM does")]),
+    broker_or_pool("leveret/upgrade", &[
         get(Administrator, leveret::upgrade_status, "This process, and the result of the last upgrade"),
         bare(Administrator, leveret::upgrade, "Upgrade in place to the binary on the disk"),
     ]),
-    anywhere("leveret/migration", &[
+    broker_or_pool("leveret/migration", &[
         get(Administrator, leveret::migration, "Migration of all messages to another broker, or from there"),
         post(Administrator, leveret::start_migration, "Start or resume a migration"),
         delete(Administrator, leveret::stop_migration, "Stop a migration; messages that have moved stay there"),
     ]),
-    anywhere("leveret/migration/cut-over", &[
+    broker_or_pool("leveret/migration/cut-over", &[
         post(Administrator, leveret::cut_over, "Close all clients, to move the rest and become a pool"),
     ]),
-    anywhere("leveret/migration/finish", &[
+    broker_or_pool("leveret/migration/finish", &[
         post(Administrator, leveret::finish_migration, "Continue after the cut-over: the last definitions are copied"),
     ]),
 ];

@@ -1,4 +1,4 @@
-//! Clients whose sockets go from a process to its successor.
+//! Clients whose sockets are passed from a process to its successor.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::Shutdown;
@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use super::ANSWER_TIMEOUT;
 use super::messages::{Client, Socket, Taken, receive, receive_with_sockets, send, send_with_sockets};
 
-/// Clients that wait for their turn: each waits for those before it anyway.
+/// Clients queued to be handed over, which is done one at a time.
 const WAITING: usize = 1;
 
 /// Has the clients of `server` leave for the successor at the other end of `stream`, once the server drains.
@@ -19,7 +19,7 @@ const WAITING: usize = 1;
 /// # Errors
 /// There is no thread for it.
 pub(super) fn hand_over(mut stream: UnixStream, server: &Server) -> io::Result<()> {
-    // One that hangs is found out, and all others are closed.
+    // A successor that hangs is detected, and the remaining clients are closed.
     stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
     stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
     let (leave, mut leaving) = mpsc::channel(WAITING);
@@ -27,7 +27,7 @@ pub(super) fn hand_over(mut stream: UnixStream, server: &Server) -> io::Result<(
     let send_all = move || {
         while let Some(client) = leaving.blocking_recv() {
             if let Err(error) = send_client(&mut stream, client) {
-                // The server closes the others.
+                // The server closes the remaining clients.
                 return tracing::warn!(%error, "successor stopped accepting clients: remaining ones are closed");
             }
         }
@@ -39,16 +39,16 @@ fn send_client(stream: &mut UnixStream, client: DepartingClient) -> io::Result<(
     let mut state = match client.state() {
         Ok(state) => state,
         Err(error) => {
-            // It is notified that it is closed.
+            // Dropping it notifies the client's task, which closes the connection.
             tracing::warn!(%error, "client not handed over");
             return Ok(());
         }
     };
     let sent = send_state(stream, &state, &client.socket);
-    // It has the client's password.
+    // The state contains the client's password.
     state.fill(0);
     sent?;
-    // The client's task is there until it is notified.
+    // The client's task exists until it is notified.
     let _ = client.taken.send(());
     Ok(())
 }

@@ -22,11 +22,11 @@ pub(super) struct Hello {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Welcome {
     pub(super) version: String,
-    /// How many sockets come with it.
+    /// Number of sockets that are sent with it.
     pub(super) sockets: usize,
-    /// Whether it answers [`Show`]: it is a broker, and of a release that does.
-    #[serde(default)]
-    pub(super) shows: bool,
+    /// Whether it answers [`ListObjects`]: it is a broker, and of a release that does.
+    #[serde(default, rename = "shows")]
+    pub(super) can_list_objects: bool,
 }
 
 /// A request of a successor.
@@ -34,15 +34,17 @@ pub(super) struct Welcome {
 #[serde(untagged)]
 pub(super) enum SuccessorRequest {
     Leave(Leave),
-    Show(Show),
+    ListObjects(ListObjects),
 }
 
-/// The successor's question what the predecessor's broker has: it is to load definitions beside that.
+/// The successor's request for the objects of the predecessor's broker, against which it checks the definitions that it is
+/// to load.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Show {
-    pub(super) show: ShownObjects,
-    /// No objects if anybody has defined anything, since the successor then loads no definitions. A list of millions of
-    /// queues takes seconds and memory.
+pub(super) struct ListObjects {
+    #[serde(rename = "show")]
+    pub(super) kind: ObjectKind,
+    /// Lists no objects if a client or an operator has defined any, since the successor then loads no definitions. A list
+    /// of millions of queues takes seconds and memory.
     #[serde(default)]
     pub(super) only_if_untouched: bool,
 }
@@ -50,27 +52,27 @@ pub(super) struct Show {
 /// See [`crate::definitions::ExistingObjects`].
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum ShownObjects {
+pub(super) enum ObjectKind {
     Existing,
 }
 
-/// The answer, of which as many bytes of JSON follow.
+/// The answer to [`ListObjects`], which is followed by this number of bytes of JSON.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Shown {
+pub(super) struct ObjectList {
     pub(super) bytes: usize,
 }
 
 /// The successor's request to end.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Leave {
-    /// The successor waits for the end, and so do its clients: they are all asked to leave at once.
+    /// The successor starts only after the predecessor's end, so that all clients are asked to leave at once.
     pub(super) at_once: bool,
-    /// The clients that it can continue with, if it can.
+    /// The clients that it can take over, if any.
     #[serde(default)]
     pub(super) clients: Option<Acceptable>,
 }
 
-/// The clients that a successor can continue with.
+/// The clients that a successor can take over.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Acceptable {
     /// See [`proxy::FORMAT`].
@@ -92,7 +94,7 @@ impl Acceptable {
         }
     }
 
-    /// Why clients of a process that has `ours` cannot continue there.
+    /// Why it cannot take over the clients of a process that has `ours`.
     pub(super) fn refuses(&self, ours: &Self) -> Option<&'static str> {
         if self.format != ours.format {
             Some("its release has another format for them")
@@ -104,25 +106,25 @@ impl Acceptable {
     }
 }
 
-/// A client that continues with the successor. Its state follows, in as many bytes, and then a [`Socket`].
+/// A client that is handed over. This number of bytes of its state follows, then a [`Socket`].
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Client {
     pub(super) bytes: usize,
 }
 
-/// The client's connection, which comes with it.
+/// The client's socket, which is sent with it.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Socket {}
 
-/// The successor has both.
+/// The successor has received both.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Taken {}
 
-/// The predecessor's last word: the successor is the service now.
+/// The predecessor's last message: the successor is the service now.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Left {}
 
-/// Bytes of a message: more than any has.
+/// The most bytes of a message, more than any has.
 const MAX_MESSAGE: usize = 4096;
 
 /// Sends a message.
@@ -166,19 +168,21 @@ pub(super) fn send_with_sockets(
     stream.write_all(&line[sent..])
 }
 
-/// Sends an answer of any length.
-pub(super) fn send_shown(stream: &mut UnixStream, shown: &impl Serialize) -> io::Result<()> {
-    let bytes = serde_json::to_vec(shown)?;
-    send(stream, &Shown { bytes: bytes.len() })?;
+/// Sends a list of objects, of any length.
+pub(super) fn send_objects(stream: &mut UnixStream, objects: &impl Serialize) -> io::Result<()> {
+    let bytes = serde_json::to_vec(objects)?;
+    send(stream, &ObjectList { bytes: bytes.len() })?;
     stream.write_all(&bytes)
 }
 
-/// Receives such an answer.
-pub(super) fn receive_shown<T: DeserializeOwned>(stream: &mut UnixStream) -> io::Result<T> {
-    let Some(Shown { bytes }) = receive(stream)? else { return Err(io::ErrorKind::UnexpectedEof.into()) };
-    let mut shown = Vec::new();
-    stream.take(bytes as u64).read_to_end(&mut shown)?;
-    Ok(serde_json::from_slice(&shown)?)
+/// Receives a list of objects.
+pub(super) fn receive_objects<T: DeserializeOwned>(stream: &mut UnixStream) -> io::Result<T> {
+    let Some(ObjectList { bytes }) = receive(stream)? else {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    };
+    let mut objects = Vec::new();
+    stream.take(bytes as u64).read_to_end(&mut objects)?;
+    Ok(serde_json::from_slice(&objects)?)
 }
 
 /// Receives a message and the sockets that come with it.
@@ -226,7 +230,7 @@ mod tests {
         let (mut one, mut other) = UnixStream::pair().unwrap();
         let listeners: Vec<_> = (0..3).map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap()).collect();
         let sockets: Vec<_> = listeners.iter().map(|listener| listener.as_fd()).collect();
-        let welcome = Welcome { version: "1".into(), sockets: sockets.len(), shows: true };
+        let welcome = Welcome { version: "1".into(), sockets: sockets.len(), can_list_objects: true };
         send_with_sockets(&mut one, &welcome, &sockets).unwrap();
         send(&mut one, &Leave { at_once: true, clients: None }).unwrap();
         let (received, sockets): (Welcome, _) = receive_with_sockets(&other).unwrap();
@@ -240,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_go_on_in_front_of_one_of_the_same_upstreams_alone() {
+    fn clients_continue_only_with_a_common_upstream() {
         let of = |format, upstreams: &[&str]| Acceptable {
             format,
             upstreams: upstreams.iter().map(|upstream| (*upstream).to_owned()).collect(),
@@ -249,29 +253,32 @@ mod tests {
         assert_eq!(of(1, &["b:5672", "c:5672"]).refuses(&ours), None);
         assert!(of(1, &["c:5672"]).refuses(&ours).is_some());
         assert!(of(2, &["a:5672"]).refuses(&ours).is_some());
-        // A broker, which has none.
+        // A broker has no upstreams.
         assert!(of(1, &["a:5672"]).refuses(&of(1, &[])).is_some());
     }
 
     #[test]
-    fn a_question_and_the_answer_of_any_length_arrive() {
+    fn requests_and_a_list_of_any_length_arrive() {
         let (mut one, mut other) = UnixStream::pair().unwrap();
-        send(&mut one, &Show { show: ShownObjects::Existing, only_if_untouched: true }).unwrap();
+        send(&mut one, &ListObjects { kind: ObjectKind::Existing, only_if_untouched: true }).unwrap();
         send(&mut one, &Leave { at_once: true, clients: None }).unwrap();
         let mut received = || receive(&mut other).unwrap().unwrap();
-        assert!(matches!(received(), SuccessorRequest::Show(Show { only_if_untouched: true, .. })));
+        assert!(matches!(
+            received(),
+            SuccessorRequest::ListObjects(ListObjects { only_if_untouched: true, .. })
+        ));
         assert!(matches!(received(), SuccessorRequest::Leave(Leave { at_once: true, clients: None })));
-        // More than the socket takes at once.
-        let shown = "x".repeat(1 << 20);
+        // More than the socket's buffer holds.
+        let objects = "x".repeat(1 << 20);
         let sent = std::thread::spawn({
-            let shown = shown.clone();
-            move || send_shown(&mut other, &shown).unwrap()
+            let objects = objects.clone();
+            move || send_objects(&mut other, &objects).unwrap()
         });
-        assert_eq!(receive_shown::<String>(&mut one).unwrap(), shown);
+        assert_eq!(receive_objects::<String>(&mut one).unwrap(), objects);
         sent.join().unwrap();
-        // A predecessor of an earlier release.
+        // The message of an earlier release.
         let welcome: Welcome = serde_json::from_str(r#"{"version": "1", "sockets": 0}"#).unwrap();
-        assert!(!welcome.shows);
+        assert!(!welcome.can_list_objects);
     }
 
     #[test]

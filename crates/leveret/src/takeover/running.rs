@@ -1,4 +1,4 @@
-//! The predecessor's part.
+//! The predecessor's side of a takeover.
 
 use std::os::fd::AsFd as _;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
@@ -16,7 +16,7 @@ use transport::SharedSockets;
 
 use super::clients;
 use super::messages::{
-    Acceptable, Hello, Leave, Left, Show, SuccessorRequest, Welcome, receive, send, send_shown,
+    Acceptable, Hello, Leave, Left, ListObjects, SuccessorRequest, Welcome, receive, send, send_objects,
     send_with_sockets,
 };
 use super::{ANSWER_TIMEOUT, check_peer, socket_name};
@@ -28,10 +28,10 @@ use crate::signals::Drainer;
 /// Pause before another attempt to listen where the predecessor still does.
 pub(super) const BIND_PAUSE: Duration = Duration::from_millis(20);
 
-/// How long these attempts are made before it is logged that they are in vain so far.
+/// How long to attempt this before a warning is logged.
 const BIND_WARNING_AFTER: Duration = Duration::from_secs(60);
 
-/// A successor that has waited for its answer nearly as long as it does is not answered any more.
+/// A successor that has waited nearly until its own timeout is not answered any more.
 const ANSWER_MARGIN: Duration = Duration::from_secs(1);
 
 /// Pause between later attempts.
@@ -46,7 +46,7 @@ struct Offered {
     place: Mutex<Place>,
     /// Notified when the place is on offer or no longer is.
     changed: Condvar,
-    /// The connection to the successor, whose end shows it that this process has ended.
+    /// The connection to the successor, by whose end it detects that this process has ended.
     successor: Mutex<Option<UnixStream>>,
     drainer: Drainer,
     notifier: Notifier,
@@ -61,10 +61,10 @@ struct Offered {
 /// The place of this process, as a successor finds it.
 #[derive(Debug, Clone)]
 enum Place {
-    /// It waits: this process does not serve yet.
+    /// The successor waits, since this process does not serve yet.
     Starting,
     Open(Arc<Serving>),
-    /// Nothing: this process shuts down.
+    /// There is no offer, since this process is shutting down.
     Withdrawn,
 }
 
@@ -179,7 +179,7 @@ impl Offer {
         }
     }
 
-    /// Serves a successor; returns whether it has taken this process's place.
+    /// Handles a successor; returns whether it has replaced this process.
     fn serve(&self, mut stream: UnixStream) -> io::Result<bool> {
         let pid = check_peer(&stream)?;
         stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
@@ -209,11 +209,14 @@ impl Offer {
         let Leave { at_once, clients } = loop {
             match (receive(&mut stream)?, &serving.broker) {
                 (Some(SuccessorRequest::Leave(leave)), _) => break leave,
-                (Some(SuccessorRequest::Show(Show { only_if_untouched, .. })), Some(broker)) => {
-                    send_shown(&mut stream, &ExistingObjects::of(broker, only_if_untouched))?;
+                (
+                    Some(SuccessorRequest::ListObjects(ListObjects { only_if_untouched, .. })),
+                    Some(broker),
+                ) => {
+                    send_objects(&mut stream, &ExistingObjects::of(broker, only_if_untouched))?;
                 }
-                // A pool has not offered to show anything.
-                (Some(SuccessorRequest::Show(_)), None) => return Ok(false),
+                // A pool has not announced that it lists objects.
+                (Some(SuccessorRequest::ListObjects(_)), None) => return Ok(false),
                 (None, _) => {
                     tracing::warn!(process, "successor exited before serving; this process continues");
                     return Ok(false);
@@ -281,8 +284,8 @@ fn set_own(shared: &[SharedSockets], is_own: bool) {
 fn welcome(stream: &mut UnixStream, serving: &Serving) -> io::Result<()> {
     let sockets: Vec<_> =
         serving.sockets.iter().flat_map(SharedSockets::sockets).map(|socket| socket.as_fd()).collect();
-    let (version, shows) = (env!("CARGO_PKG_VERSION").to_owned(), serving.broker.is_some());
-    let welcome = Welcome { version, sockets: sockets.len(), shows };
+    let (version, can_list_objects) = (env!("CARGO_PKG_VERSION").to_owned(), serving.broker.is_some());
+    let welcome = Welcome { version, sockets: sockets.len(), can_list_objects };
     send_with_sockets(stream, &welcome, &sockets)
 }
 

@@ -1,4 +1,4 @@
-//! The successor's part.
+//! The successor's side of a takeover.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -8,33 +8,33 @@ use std::time::{Duration, Instant};
 use transport::Inherited;
 
 use super::messages::{
-    Acceptable, Hello, Leave, Left, Show, ShownObjects, SuccessorRequest, Welcome, receive, receive_shown,
-    receive_with_sockets, send,
+    Acceptable, Hello, Leave, Left, ListObjects, ObjectKind, SuccessorRequest, Welcome, receive,
+    receive_objects, receive_with_sockets, send,
 };
 use super::running::BIND_PAUSE;
 use super::{ANSWER_TIMEOUT, check_peer, socket_name};
 use crate::config::Config;
 use crate::definitions::ExistingObjects;
 
-/// How long a process that shuts down is asked again: a successor of it that serves already is found in that time.
+/// How long a process that is shutting down is asked again, until its own successor, if it has one, is found.
 const SUCCESSOR_POLL_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Maximum time until the list of a broker's objects arrives, of which there may be millions. A signal waits for it, too.
 const LIST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long a process is looked for where none is: one that has just taken over is found in that time.
+/// How long to search for a process if none is found at first: it may just have taken over.
 const FIND_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// The process whose place this one takes.
+/// The process that this one replaces.
 #[derive(Debug)]
 pub(crate) struct Predecessor {
     stream: UnixStream,
     /// Whether it has to end before this process can start: one at a time can use the data directory, and two brokers that
     /// serve side by side keep their messages apart.
     must_end_first: bool,
-    /// Whether it can be asked for what its broker has.
-    shows: bool,
-    /// The clients of it that this process can continue with.
+    /// Whether it can be asked for its broker's objects.
+    can_list_objects: bool,
+    /// The clients that this process can take over.
     clients: Acceptable,
 }
 
@@ -55,7 +55,7 @@ impl Predecessor {
             shuts_down |= found.as_ref().is_err_and(is_gone);
             let patience = if shuts_down { SUCCESSOR_POLL_TIMEOUT } else { FIND_TIMEOUT };
             match found {
-                // Another one may just have taken over, and be found in a moment.
+                // Another process may just have taken over.
                 Ok(None) if began.elapsed() < patience => thread::sleep(BIND_PAUSE),
                 Err(error) if is_gone(&error) && began.elapsed() < patience => thread::sleep(BIND_PAUSE),
                 Ok(None) | Err(_) if shuts_down => {
@@ -106,11 +106,11 @@ impl Predecessor {
         for socket in sockets {
             inherited.add(socket)?;
         }
-        let shows = welcome.shows;
+        let can_list_objects = welcome.can_list_objects;
         let (pid, version, sockets) = (pid.as_raw_nonzero(), welcome.version, welcome.sockets);
         tracing::info!(process = pid, version, sockets, "taking over");
         let must_end_first = config.uses_data_dir();
-        Ok(Some(Self { stream, must_end_first, shows, clients: Acceptable::of(config) }))
+        Ok(Some(Self { stream, must_end_first, can_list_objects, clients: Acceptable::of(config) }))
     }
 
     /// Whether it has to end before this process can start.
@@ -118,18 +118,18 @@ impl Predecessor {
         self.must_end_first
     }
 
-    /// Asks what its broker has; with `only_if_untouched`, that is nothing if anybody has defined anything there. `None` if it
-    /// is no broker, of a release that does not tell, or has ended.
+    /// Asks for its broker's objects; with `only_if_untouched`, the list is empty if a client or an operator has defined any.
+    /// `None` if it is no broker, is of a release without this request, or has ended.
     ///
     /// # Errors
     /// It does not answer.
     pub(crate) fn existing(&mut self, only_if_untouched: bool) -> io::Result<Option<ExistingObjects>> {
-        if !self.shows {
+        if !self.can_list_objects {
             return Ok(None);
         }
         self.stream.set_read_timeout(Some(LIST_TIMEOUT))?;
-        let show = Show { show: ShownObjects::Existing, only_if_untouched };
-        let received = send(&mut self.stream, &show).and_then(|()| receive_shown(&mut self.stream));
+        let request = ListObjects { kind: ObjectKind::Existing, only_if_untouched };
+        let received = send(&mut self.stream, &request).and_then(|()| receive_objects(&mut self.stream));
         self.stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
         match received {
             Err(error) if is_gone(&error) => Ok(None),
@@ -161,7 +161,7 @@ impl Predecessor {
         receive::<Left>(&mut self.stream)?;
         self.stream.set_read_timeout(None)?;
         if at_once {
-            // The end of the connection is that of the process.
+            // The connection ends with the process.
             receive::<Left>(&mut self.stream)?;
             return Ok(None);
         }

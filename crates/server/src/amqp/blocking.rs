@@ -12,7 +12,7 @@ use crate::alarms::Blocked;
 /// messages published before it would have to be accepted or dropped. It still receives deliveries and heartbeats.
 #[derive(Default)]
 pub(super) struct Blocking {
-    place: Option<Blocked>,
+    blocked: Option<Blocked>,
 }
 
 impl Blocking {
@@ -20,20 +20,21 @@ impl Blocking {
     /// [`Blocking::go_on`] unblocks it.
     #[inline]
     pub(super) fn lets_pass(&mut self, frame: &Frame<'_>, context: &ChannelContext) -> bool {
-        self.place.is_none() && (!context.shared.alarms.stand() || !publishes(frame) || !self.begin(context))
+        self.blocked.is_none()
+            && (!context.shared.alarms.stand() || !publishes(frame) || !self.begin(context))
     }
 
     /// Whether the connection is blocked.
     pub(super) fn is_blocked(&self) -> bool {
-        self.place.is_some()
+        self.blocked.is_some()
     }
 
     /// Unblocks the connection if no alarm is left.
     pub(super) fn go_on(&mut self, context: &ChannelContext) {
-        if self.place.is_none() || context.shared.alarms.stand() {
+        if self.blocked.is_none() || context.shared.alarms.stand() {
             return;
         }
-        self.place = None;
+        self.blocked = None;
         context.view.set_blocked(false);
         if context.capabilities.connection_blocked {
             context.outbox.append(|buf| frame::write_method(buf.tail(), 0, connection::Unblocked {}));
@@ -43,8 +44,8 @@ impl Blocking {
     /// Blocks the connection and notifies the client of the reason, unless no alarm is left by now.
     #[cold]
     fn begin(&mut self, context: &ChannelContext) -> bool {
-        let Some((place, reason)) = context.shared.alarms.block(&context.outbox) else { return false };
-        self.place = Some(place);
+        let Some((blocked, reason)) = context.shared.alarms.block(&context.outbox) else { return false };
+        self.blocked = Some(blocked);
         context.view.set_blocked(true);
         if context.capabilities.connection_blocked {
             context.outbox.append(|buf| frame::write_method(buf.tail(), 0, connection::Blocked { reason }));

@@ -116,7 +116,8 @@ impl FileRequest {
 /// Whether the numbers in a range fit 64 bits, as those of all real files do. Any other range is ignored (RFC
 /// 9110, 14.2), so that its arithmetic cannot overflow.
 fn has_small_numbers(range: &str) -> bool {
-    let mut numbers = range.split(|sign: char| !sign.is_ascii_digit()).filter(|number| !number.is_empty());
+    let mut numbers =
+        range.split(|character: char| !character.is_ascii_digit()).filter(|number| !number.is_empty());
     numbers.all(|number| number.parse::<u64>().is_ok())
 }
 
