@@ -15,7 +15,9 @@ from harness.patience import TEST_SECONDS
 pytestmark = pytest.mark.timeout(2 * TEST_SECONDS)
 cluster, movable = migration_fixtures()
 COUNT = 4000
-BANDWIDTH = 400_000
+# In bytes per second: a migration of all messages takes a quarter of a minute, so that it is not complete when it is interrupted,
+# even if reading its progress takes seconds.
+BANDWIDTH = 100_000
 
 
 def in_order(found):
@@ -67,8 +69,7 @@ def test_exchanges_that_a_kill_leaves_at_the_target_are_deleted_by_the_next_move
     # No heartbeats, because it is idle for the length of the test.
     with connect(cluster, heartbeat=0) as client:
         client.channel().exchange_declare(foreign, "fanout")
-        # Slow enough that the migration is not complete at the kill, even if reading its progress takes long.
-        link = Link(tmp_path / "link.log", cluster.port, "--bandwidth", str(BANDWIDTH // 8))
+        link = Link(tmp_path / "link.log", cluster.port, "--bandwidth", str(BANDWIDTH))
         words = to(cluster, "--stay", port=int(link.address.rpartition(":")[2]))
         try:
             running = Running(movable, words)

@@ -47,7 +47,8 @@ def take_all(targets):
 
 
 def test_a_connection_for_each_message_takes_one_upstream_connection_and_hardly_a_channel(targets, tmp_path):
-    with proxy(targets, tmp_path) as server:
+    # The login need not be verified again, however long it takes.
+    with proxy(targets, tmp_path, "--auth-ttl", "1h") as server:
         for turn in range(ROUNDS):
             with connected(server) as connection:
                 channel = connection.channel()

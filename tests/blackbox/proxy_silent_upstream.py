@@ -42,7 +42,9 @@ def round_trip(server, user="guest"):
 
 
 def test_a_silent_upstream_delays_only_clients_that_wait_for_it(tmp_path, gate):
-    with leveret(tmp_path, "--upstream", gate.url, "--upstream-timeout", "10m") as server:
+    # Neither may the client that waits be given up, nor may the others' login have to be verified again, however long it takes.
+    patient = ["--upstream-timeout", "10m", "--upstream-arrival-max", "10m", "--handshake-timeout", "10m", "--auth-ttl", "1h"]
+    with leveret(tmp_path, "--upstream", gate.url, *patient) as server:
         round_trip(server)
         gate.is_closed = True
         with Wire(server.port) as waiting:

@@ -1,5 +1,7 @@
 """What a client wrote before close-ok survives the loss of the upstream connection (P11)."""
 
+import contextlib
+
 import pika
 import pytest
 
@@ -36,6 +38,12 @@ def bodies(broker, queue=QUEUE):
             if method is None:
                 return found
             found.append(body)
+
+
+def lets_in(server):
+    with contextlib.suppress(pika.exceptions.AMQPConnectionError):
+        pika.BlockingConnection(pika.URLParameters(server.uri)).close()
+        return True
 
 
 @pytest.mark.parametrize("confirms", [False, True], ids=["no-confirms", "confirms"])
@@ -97,6 +105,8 @@ def test_a_proof_changes_nothing_for_a_client_that_publishes_for_long(tmp_path, 
 def test_a_client_whose_last_messages_found_no_upstream_gets_506_for_close_ok_and_they_arrive_later(tmp_path, broker):
     flags = ["--upstream-connections-total", "1", "--upstream-arrival-max", "1s"]
     with leveret(tmp_path, "--upstream", broker.uri.replace("guest:guest@", ""), *flags) as server:
+        # Once a login is verified, the following ones need not wait for the broker, which may take longer than that.
+        wait_until(lambda: lets_in(server))
         with Wire(server.port).handshake() as holder:
             holder.open_channel()
             holder.declare("departed-late", flags=DURABLE)

@@ -149,8 +149,7 @@ def test_an_outage_is_reported_and_delays_no_shutdown(tmp_path, link, direct):
         with connect(server) as client:
             publish(client.channel(), QUEUE, names(0, 1))
             assert collect(direct, QUEUE, 1) == names(0, 1)
-            link.is_closed = True
-            link.cut()
+            link.close()
             publish(client.channel(), QUEUE, names(1, 100))
         wait_until(lambda: metric(server, "leveret_spool_waiting") == 1)
         begun = time.monotonic()
@@ -168,12 +167,10 @@ def test_a_login_ends_the_wait_after_a_refused_one(tmp_path, broker, link, direc
             assert collect(direct, QUEUE, 1) == names(0, 1)
             # Its confirm has arrived, too, otherwise it would be sent again.
             wait_until(lambda: waiting(server) == 0)
-            link.is_closed = True
-            link.cut()
+            link.close()
             publish(client.channel(), QUEUE, names(1, 2))
         broker.control("change_password", "deferred", "new")
-        link.is_closed = False
-        link.cut()
+        link.reopen()
         # The reason is the lost connection until the old password is retried.
         wait_until(lambda: "refused" in (waits_for(server) or ""))
         begun = time.monotonic()

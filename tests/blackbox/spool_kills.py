@@ -98,20 +98,17 @@ class FlappingLink(threading.Thread):
             if weather == "frozen":
                 self.link.flows.clear()
             self.link.refuses = weather == "refused"
-            self.link.is_closed = weather == "silent"
             if weather in ("cut", "refused", "silent"):
-                self.link.cut()
+                lose = self.link.close if weather == "silent" else self.link.cut
+                lose()
                 self.losses += 1
             self.end.wait(self.dice.uniform(0.005, 0.1))
             self.calm()
 
     def calm(self):
-        was_silent = self.link.is_closed
-        self.link.is_closed = self.link.refuses = False
+        self.link.refuses = False
         self.link.flows.set()
-        if was_silent:
-            # Connections made meanwhile would wait for ever.
-            self.link.cut()
+        self.link.reopen()
 
     def stop(self):
         self.end.set()

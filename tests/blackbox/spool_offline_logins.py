@@ -8,7 +8,7 @@ import pytest
 from harness.metrics import metric, wait_until
 from harness.own_rabbitmq import broker, link
 from harness.patience import PATIENCE
-from harness.spool import cut_off, reconnect, spooling, waiting, waits_for
+from harness.spool import cut_off, spooling, waiting, waits_for
 
 # Fixtures of these tests.
 __all__ = ["broker", "link"]
@@ -85,7 +85,7 @@ def test_a_known_client_logs_in_while_nobody_can_be_asked_and_a_restart_changes_
             connect(server, "wrong")
         assert metric(server, "leveret_spool_offline_logins_total") == 1
         # The forwarder has the password from a client, and needs no other.
-        reconnect(link)
+        link.reopen()
         found = []
         wait_until(lambda: found.extend(arrived(broker)) or len(found) >= 3)
         assert found == ["before", "away", "restarted"]
@@ -99,12 +99,12 @@ def test_a_changed_password_ends_it_as_soon_as_the_broker_can_be_asked(tmp_path,
         broker.control("change_password", "edge", "changed")
         client = connect(server)
         publish(client, "accepted by the old password")
-        reconnect(link)
+        link.reopen()
         assert closed_with(client) == 403
         cut_off(server, link)
         with pytest.raises(CLOSED):
             connect(server)
-        reconnect(link)
+        link.reopen()
         assert waiting(server) == 1
         wait_until(lambda: metric(server, "leveret_upstream_up") == 1)
         with connect(server, "changed"):
@@ -206,14 +206,14 @@ def test_a_limit_that_is_reached_for_now_ends_no_login(tmp_path, broker, link):
         with connect(server) as client:
             publish(client, "away")
             broker.control("set_vhost_limits", "-p", "/", '{"max-connections": 0}')
-            reconnect(link)
+            link.reopen()
             wait_until(lambda: "connection limit" in (waits_for(server) or ""))
             publish(client, "over the limit")
             cut_off(server, link)
             with connect(server) as another:
                 publish(another, "remembered")
             broker.control("clear_vhost_limits", "-p", "/")
-            reconnect(link)
+            link.reopen()
             wait_until(lambda: metric(server, "leveret_spool_unverified_clients") == 0)
             publish(client, "verified")
             found = []

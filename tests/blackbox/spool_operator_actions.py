@@ -49,10 +49,12 @@ def test_a_paused_spool_accepts_and_forwards_nothing_until_it_is_resumed(server,
     ctl("spool", "pause")
     for number in range(50):
         channel.basic_publish("", QUEUE, f"{number}")
+    # Measured now and then; it falls again afterwards.
+    wait_until(lambda: ctl.json("spool", "list", "accept_rate")[0]["accept_rate"] > 0)
     wait_until(lambda: (metric(server, "leveret_spool_oldest_seconds") or 0) >= 1)
-    [row] = ctl.json("spool", "list", "state", "messages", "accept_rate", "forward_rate", "waits_for")
+    [row] = ctl.json("spool", "list", "state", "messages", "forward_rate", "waits_for")
     assert (row["state"], row["messages"], row["waits_for"], count(direct, QUEUE)) == ("paused", 50, None, 1)
-    assert row["accept_rate"] > 0 and metric(server, "leveret_spool_paused") == 1
+    assert metric(server, "leveret_spool_paused") == 1
     ctl("spool", "resume")
     wait_until(lambda: count(direct, QUEUE) == 51)
     [row] = ctl.json("spool", "list", "state")
@@ -89,7 +91,7 @@ def test_messages_of_a_user_without_a_rule_wait_for_the_users_next_login(tmp_pat
         server.stop()
     with spooling(tmp_path, upstream, rule='{user = "^nobody$"}', data=data) as server:
         wait_until(lambda: waits_for(server) == "no client of this user has logged in since the start")
-        assert "no spool rule matches the user of these spooled messages" in server.tail()
+        server.child.wait_line("no spool rule matches the user of these spooled messages")
         assert (waiting(server), count(direct, QUEUE)) == (1, 0)
         with pika.BlockingConnection(pika.URLParameters(server.uri)) as connection:
             connection.channel().basic_publish("", QUEUE, "direct")

@@ -55,10 +55,10 @@ class Management:
     def status(self, method, path, body=None, **options):
         return self.ask(method, path, body, **options)[0]
 
-    def eventually(self, path, holds):
+    def eventually(self, path, holds, **options):
         """The answer for a path once `holds` accepts it, because RabbitMQ updates its statistics periodically."""
         deadline = time.monotonic() + PATIENCE
-        while not holds(body := self.get(path)):
+        while not holds(body := self.get(path, **options)):
             assert time.monotonic() < deadline, body
             time.sleep(0.2)
         return body

@@ -16,16 +16,8 @@ def spooling(directory, upstream, *flags, rule=RULE, data=None, env=None):
 
 def cut_off(server, link):
     """Cuts the upstream off. The pool knows it afterwards: until then it accepts logins that its connections have verified."""
-    link.is_closed = True
-    link.cut()
+    link.close()
     wait_until(lambda: metric(server, "leveret_upstream_up") == 0)
-
-
-def reconnect(link):
-    """Ends what `cut_off` began."""
-    link.is_closed = False
-    # The connections that were accepted but not answered.
-    link.cut()
 
 
 def waits_for(server):
