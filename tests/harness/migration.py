@@ -13,7 +13,7 @@ from harness.child import clean_environment
 from harness.ctl import Ctl, managed_rabbitmq
 from harness.instances import leveret
 from harness.leveret import binary
-from harness.patience import TEST_SECONDS
+from harness.patience import PATIENCE, TEST_SECONDS
 from harness.ports import free_ports
 from harness.process import end_processes
 from harness.releases import missing
@@ -107,13 +107,27 @@ def with_unix_socket(movable):
 
 
 def fill(server, queue, bodies, properties=PERSISTENT, arguments=None, durable=True):
-    """Declares a queue, and publishes to it through the default exchange, with confirms."""
+    """Declares a queue, and publishes to it through the default exchange; returns once everything is confirmed."""
     with connect(server) as client:
         channel = client.channel()
-        channel.confirm_delivery()
         channel.queue_declare(queue, durable=durable, arguments=arguments)
+        bodies = list(bodies)
+        unconfirmed = set(range(1, len(bodies) + 1))
+
+        def answered(frame):
+            method = frame.method
+            assert isinstance(method, pika.spec.Basic.Ack), method
+            unconfirmed.difference_update(range(1, method.delivery_tag + 1) if method.multiple else [method.delivery_tag])
+            if not unconfirmed:
+                # Ends process_data_events.
+                client.add_callback_threadsafe(lambda: None)
+
+        # pika's own methods wait for each confirm, which takes most of the time.
+        channel._impl.confirm_delivery(ack_nack_callback=answered, callback=lambda _: None)
         for body in bodies:
-            channel.basic_publish("", queue, body, properties)
+            channel._impl.basic_publish("", queue, body, properties)
+        while unconfirmed:
+            client.process_data_events(PATIENCE)
 
 
 def take_all(server, queue):
