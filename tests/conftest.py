@@ -11,7 +11,7 @@ from harness.targets import NAMES, Targets, missing_target
 # machine.
 Parameters.DEFAULT_SOCKET_TIMEOUT = Parameters.DEFAULT_STACK_TIMEOUT = PATIENCE
 
-pytest_plugins = ["harness.exceptions", "harness.failures", "harness.longest_first"]
+pytest_plugins = ["harness.exceptions", "harness.failures", "harness.lending", "harness.longest_first"]
 
 
 def pytest_addoption(parser):

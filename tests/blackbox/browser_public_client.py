@@ -8,7 +8,7 @@ import pytest
 
 from harness.browser import browser
 from harness.instances import leveret
-from harness.rabbitmq import RabbitMq
+from harness.lending import borrow
 from harness.site import HERE, Files
 from harness.site import site as serving
 
@@ -61,7 +61,7 @@ def test_a_page_of_another_origin_is_kept_out(tmp_path, site, window):
 
 
 def test_it_outlives_a_restart_of_the_broker_behind_the_pool(tmp_path, site, window):
-    upstream = RabbitMq(tmp_path / "rabbitmq")
+    upstream = borrow()
     try:
         flags = ["--ws", "127.0.0.1:0", "--ws-origins", site, "--upstream", f"amqp://127.0.0.1:{upstream.port}"]
         with leveret(tmp_path / "leveret", *flags) as server:

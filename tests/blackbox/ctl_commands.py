@@ -18,16 +18,15 @@ from harness.releases import RELEASES, missing
 @pytest.fixture(scope="module", params=itertools.product(["rabbitmq", "leveret"], RELEASES), ids=" ".join)
 def server(request, tmp_path_factory):
     kind, version = request.param
-    directory = tmp_path_factory.mktemp(kind) / "server"
     if kind == "rabbitmq":
         if reason := missing(version):
             pytest.skip(f"RabbitMQ {version}: {reason}")
-        server = managed_rabbitmq(directory, version)
+        server = managed_rabbitmq(version)
         server.follows = version
         yield server
         server.stop()
     else:
-        with leveret(directory, "--compatibility", version) as server:
+        with leveret(tmp_path_factory.mktemp(kind) / "server", "--compatibility", version) as server:
             server.follows = version
             yield server
             server.stop()

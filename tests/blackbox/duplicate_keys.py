@@ -29,7 +29,7 @@ DURABLE = b"\x02"
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
-    with rabbitmq(tmp_path_factory.mktemp("rabbitmq")) as theirs, leveret(tmp_path_factory.mktemp("leveret")) as ours:
+    with rabbitmq() as theirs, leveret(tmp_path_factory.mktemp("leveret")) as ours:
         yield ours, theirs
 
 

@@ -50,7 +50,7 @@ def sections(management, path="definitions"):
 def test_a_round_trip_through_rabbitmq_loses_nothing(tmp_path):
     with contextlib.ExitStack() as stack:
         first = stack.enter_context(leveret(tmp_path / "first"))
-        theirs = stack.enter_context(rabbitmq(tmp_path / "rabbitmq"))
+        theirs = stack.enter_context(rabbitmq())
         last = stack.enter_context(leveret(tmp_path / "last"))
         assert first.status("POST", "definitions", SECTIONS) == 204
         given = sections(first)

@@ -60,7 +60,7 @@ def theirs(tmp_path_factory):
     """A RabbitMQ 4 with an object of every kind that definitions contain."""
     if reason := missing("4"):
         pytest.skip(f"RabbitMQ 4: {reason}")
-    with rabbitmq(tmp_path_factory.mktemp("rabbitmq"), "4") as theirs:
+    with rabbitmq("4") as theirs:
         for step in FILLED:
             assert theirs.status(*step) in (201, 204), step
         yield theirs
@@ -117,7 +117,7 @@ def test_definitions_exported_by_rabbitmq_are_loaded_at_the_start(file, tmp_path
 
 
 def test_definitions_exported_by_leveret_are_loaded_by_rabbitmq(file, tmp_path):
-    with leveret(tmp_path / "leveret", *FOLLOWING_4) as ours, rabbitmq(tmp_path / "rabbitmq", "4") as fresh:
+    with leveret(tmp_path / "leveret", *FOLLOWING_4) as ours, rabbitmq("4") as fresh:
         assert ours.status("POST", "definitions", file) == 204
         assert fresh.ask("POST", "definitions", ours.get("definitions"))[::2] == (204, None)
         assert differences(comparable(fresh.get("definitions")), comparable(file)) == {}

@@ -7,16 +7,16 @@ import struct
 import pika
 import pytest
 
+from harness.lending import borrow
 from harness.management import leveret, path
 from harness.metrics import metric
 from harness.patience import PATIENCE
-from harness.rabbitmq import RabbitMq
 from harness.wire import CONNECTION_CLOSE, CONNECTION_CLOSE_OK, Wire
 
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory):
-    upstream = RabbitMq(tmp_path_factory.mktemp("rabbitmq"))
+    upstream = borrow()
     try:
         flags = ["--upstream", f"amqp://127.0.0.1:{upstream.port}", "--max-connections", "50"]
         with leveret(tmp_path_factory.mktemp("leveret"), *flags) as ours:

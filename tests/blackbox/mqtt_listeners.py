@@ -8,6 +8,7 @@ import pytest
 
 from harness.certificates import TestCa
 from harness.instances import leveret
+from harness.lending import borrow
 from harness.leveret import run
 from harness.mqtt_broker import ANY, SERVED, listening, shared
 from harness.mqtt_client import V5, V311, MqttClient
@@ -158,8 +159,8 @@ class Restricted:
             self.server = self.context.__enter__()
             self.mqtt = port(self.server)
         else:
-            (self.mqtt,) = free_ports(1)
-            self.server = RabbitMq(directory / "rabbitmq", f"mqtt.listeners.tcp.1 = 127.0.0.1:{self.mqtt}", plugins="rabbitmq_mqtt")
+            self.server = borrow()
+            self.mqtt = self.server.mqtt
             self.server.control("add_vhost", "plant")
             for user in ("ann", "bob"):
                 self.server.control("add_user", user, "test12")
@@ -328,10 +329,9 @@ def test_the_upstream_learns_where_a_client_comes_from(tmp_path):
 
 
 def test_while_the_upstream_is_down_clients_are_let_go_and_then_come_in_again(tmp_path):
-    (plain,) = free_ports(1)
-    settings = [f"mqtt.listeners.tcp.1 = 127.0.0.1:{plain}"]
-    rabbitmq = RabbitMq(tmp_path / "rabbitmq", *settings, plugins="rabbitmq_mqtt")
-    flags = ["--upstream", rabbitmq.uri.replace("guest:guest@", ""), "--upstream-mqtt", f"tcp://127.0.0.1:{plain}"]
+    rabbitmq = borrow()
+    upstream = f"tcp://127.0.0.1:{rabbitmq.mqtt}"
+    flags = ["--upstream", rabbitmq.uri.replace("guest:guest@", ""), "--upstream-mqtt", upstream]
     try:
         with leveret(tmp_path, *flags, "--mqtt", ANY) as server:
             client = MqttClient(port(server), "before", V311)

@@ -11,10 +11,10 @@ import pytest
 from harness.amqp import connect
 from harness.ctl import Ctl
 from harness.instances import leveret
+from harness.lending import borrow
 from harness.metrics import metric, wait_until
 from harness.own_rabbitmq import broker
 from harness.patience import PATIENCE
-from harness.rabbitmq import RabbitMq
 from harness.wire import CONNECTION_CLOSE_OK, Wire, publish_frames
 
 # Fixtures of these tests.
@@ -144,7 +144,7 @@ def test_publishers_get_the_same_disk_alarm_reason_as_at_the_upstream(broker, po
 
 @pytest.mark.parametrize("resource", [MEMORY, DISK], ids=["memory", "disk"])
 def test_an_upstream_that_dies_with_an_alarm_blocks_nobody_once_it_is_back(tmp_path, resource):
-    broker = RabbitMq(tmp_path / "rabbitmq")
+    broker = borrow()
     try:
         with leveret(tmp_path, "--upstream", broker.uri.replace("guest:guest@", "")) as pool:
             publishers = [Publisher(pool, "survives") for _ in range(PUBLISHERS)]

@@ -10,9 +10,9 @@ import struct
 
 import pytest
 
+from harness.lending import borrow
 from harness.management import leveret
 from harness.odd_methods import FATAL, HASH_EXCHANGE, QUEUES, every_case, some_cases, table, text
-from harness.rabbitmq import RabbitMq
 from harness.wire import (
     BODY,
     CHANNEL_CLOSE,
@@ -70,8 +70,8 @@ def declare_what_cases_name(port):
 
 
 @pytest.fixture(scope="module")
-def upstream(tmp_path_factory):
-    server = RabbitMq(tmp_path_factory.mktemp("rabbitmq"))
+def upstream():
+    server = borrow()
     try:
         declare_what_cases_name(server.port)
         yield server

@@ -9,8 +9,8 @@ import time
 import pika
 import pytest
 from harness.instances import leveret
+from harness.lending import borrow
 from harness.patience import PATIENCE
-from harness.rabbitmq import RabbitMq
 
 PUBLISHERS = 50
 CONSUMERS = 10
@@ -100,7 +100,7 @@ class Load:
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
 def test_p7_a_broker_restart_is_not_an_outage_for_clients(tmp_path, how):
-    broker = RabbitMq(tmp_path / "rabbitmq")
+    broker = borrow()
     try:
         with contextlib.closing(pika.BlockingConnection(pika.URLParameters(broker.uri))) as connection:
             for number in range(CONSUMERS):
@@ -123,7 +123,7 @@ def test_p7_a_broker_restart_is_not_an_outage_for_clients(tmp_path, how):
 
 
 def test_p7_clients_are_closed_when_an_outage_exceeds_the_limit(tmp_path):
-    broker = RabbitMq(tmp_path / "rabbitmq")
+    broker = borrow()
     try:
         upstream = broker.uri.replace("guest:guest@", "")
         with leveret(tmp_path, "--upstream", upstream, "--upstream-outage-max", "1s") as server:

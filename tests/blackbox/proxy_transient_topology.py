@@ -6,8 +6,8 @@ import signal
 import pika
 import pytest
 from harness.instances import leveret
+from harness.lending import borrow
 from harness.patience import PATIENCE
-from harness.rabbitmq import RabbitMq
 
 # The names that Celery's worker uses for remote control.
 PIDBOX, REPLIES = "celery.pidbox", "reply.celery.pidbox"
@@ -15,7 +15,7 @@ PIDBOX, REPLIES = "celery.pidbox", "reply.celery.pidbox"
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
 def test_p7_transient_topology_is_restored_before_clients_continue(tmp_path, how):
-    broker = RabbitMq(tmp_path / "rabbitmq")
+    broker = borrow()
     try:
         with contextlib.ExitStack() as stack:
             server = stack.enter_context(leveret(tmp_path, "--upstream", broker.uri.replace("guest:guest@", "")))
@@ -52,7 +52,7 @@ def test_p7_transient_topology_is_restored_before_clients_continue(tmp_path, how
 
 
 def test_p7_a_queue_that_only_the_broker_may_name_ends_its_client_with_320(tmp_path):
-    broker = RabbitMq(tmp_path / "rabbitmq")
+    broker = borrow()
     try:
         with leveret(tmp_path, "--upstream", broker.uri.replace("guest:guest@", "")) as server:
             connection = pika.BlockingConnection(pika.URLParameters(server.uri))

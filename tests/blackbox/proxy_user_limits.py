@@ -7,15 +7,15 @@ import pika.exceptions
 import pytest
 from harness.amqp import connect
 from harness.instances import leveret
+from harness.lending import borrow
 from harness.metrics import metric, wait_until
-from harness.rabbitmq import RabbitMq
 
 USERS = ["few-channels", "one-connection"]
 
 
 @pytest.fixture(scope="module")
-def upstream(tmp_path_factory):
-    server = RabbitMq(tmp_path_factory.mktemp("limits") / "rabbitmq")
+def upstream():
+    server = borrow()
     try:
         for user in USERS:
             server.control("add_user", user, "password")

@@ -5,8 +5,8 @@ import struct
 
 import pytest
 
+from harness.lending import borrow
 from harness.management import leveret
-from harness.rabbitmq import RabbitMq
 from harness.wire import (
     BASIC_PUBLISH,
     BODY,
@@ -32,8 +32,8 @@ CLOSE_REASONS = [
 
 
 @pytest.fixture
-def upstream(tmp_path):
-    server = RabbitMq(tmp_path / "rabbitmq")
+def upstream():
+    server = borrow()
     try:
         for vhost in (DOOMED, OTHER):
             server.control("add_vhost", vhost)

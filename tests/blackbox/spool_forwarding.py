@@ -7,10 +7,10 @@ import pika
 import pytest
 from harness.amqp import connect
 from harness.ctl import Ctl
+from harness.lending import borrow
 from harness.leveret import run
 from harness.metrics import metric, wait_until
 from harness.own_rabbitmq import broker, link
-from harness.rabbitmq import RabbitMq
 from harness.spool import spooling, waiting
 
 # Fixtures of these tests.
@@ -118,7 +118,7 @@ def test_a_client_that_publishes_and_exits_loses_nothing_when_leveret_is_killed(
 
 
 def test_a_broker_that_is_killed_and_started_again_gets_everything_in_order(tmp_path):
-    broker = RabbitMq(tmp_path / "rabbitmq")
+    broker = borrow()
     try:
         with pika.BlockingConnection(pika.URLParameters(broker.uri)) as direct:
             direct.channel().queue_declare(QUEUE, durable=True)

@@ -44,8 +44,8 @@ def filled(uri):
 
 
 @pytest.fixture(scope="module")
-def rabbitmq(tmp_path_factory):
-    server = managed_rabbitmq(tmp_path_factory.mktemp("rabbitmq"))
+def rabbitmq():
+    server = managed_rabbitmq()
     yield server
     server.stop()
 

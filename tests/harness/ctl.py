@@ -2,10 +2,10 @@
 
 import json
 
+from harness.lending import borrow_with
 from harness.leveret import run
 from harness.patience import PATIENCE
-from harness.ports import free_ports
-from harness.rabbitmq import PLUGINS, RabbitMq
+from harness.rabbitmq import PLUGINS
 from harness.releases import TAKEN_AFTER
 
 
@@ -48,17 +48,16 @@ class Ctl:
         return line.removeprefix("leveret: ")
 
 
-def managed_rabbitmq(directory, version=TAKEN_AFTER):
-    """A RabbitMQ with the management plugin; `http` is the API's address."""
-    [port] = free_ports(1)
+def managed_rabbitmq(version=TAKEN_AFTER):
+    """Borrows a RabbitMQ with the management plugin; `http` is the API's address."""
     settings = (
-        f"management.tcp.port = {port}",
+        "management.tcp.port = {}",
         "management.tcp.ip = 127.0.0.1",
         # RabbitMQ's statistics are as old as this interval; the default is five seconds.
         "collect_statistics_interval = 500",
         # The default timeout of a minute is too short to delete a virtual host on a slow disk.
         *(f"management.tcp.{timeout}_timeout = {int(ANSWER_SECONDS * 1000)}" for timeout in ("idle", "inactivity", "request")),
     )
-    server = RabbitMq(directory, *settings, plugins=f"{PLUGINS},rabbitmq_management", version=version)
-    server.http = f"http://127.0.0.1:{port}"
+    server = borrow_with(f"{PLUGINS},rabbitmq_management", *settings, version=version)
+    server.http = f"http://127.0.0.1:{server.listeners[0]}"
     return server

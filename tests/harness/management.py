@@ -14,10 +14,9 @@ from urllib.parse import quote, urlsplit
 import pytest
 
 from harness.child import clean_environment
+from harness.ctl import managed_rabbitmq
 from harness.leveret import Leveret
 from harness.patience import PATIENCE
-from harness.ports import free_ports
-from harness.rabbitmq import RabbitMq
 from harness.releases import TAKEN_AFTER, missing
 
 PLUGINS = Path("/usr/lib/rabbitmq/lib")
@@ -94,16 +93,14 @@ def beside(directories, version):
     if reason := missing(version):
         pytest.skip(f"RabbitMQ {version}: {reason}")
     flags = ("--compatibility", version)
-    with rabbitmq(directories.mktemp("rabbitmq"), version) as theirs, leveret(directories.mktemp("leveret"), *flags) as ours:
+    with rabbitmq(version) as theirs, leveret(directories.mktemp("leveret"), *flags) as ours:
         yield ours, theirs
 
 
 @contextlib.contextmanager
-def rabbitmq(directory, version=TAKEN_AFTER):
-    [port] = free_ports(1)
-    settings = [f"management.tcp.port = {port}", "management.tcp.ip = 127.0.0.1"]
-    server = RabbitMq(directory, *settings, plugins="rabbitmq_management,rabbitmq_consistent_hash_exchange", version=version)
+def rabbitmq(version=TAKEN_AFTER):
+    server = managed_rabbitmq(version)
     try:
-        yield Management(server, f"http://127.0.0.1:{port}")
+        yield Management(server, server.http)
     finally:
         server.stop()

@@ -152,10 +152,10 @@ def migration_fixtures(scope="module"):
     """Fixtures: a RabbitMQ of either release, and a Leveret that can migrate."""
 
     @pytest.fixture(scope=scope, params=["3.10", "4"])
-    def cluster(request, tmp_path_factory):
+    def cluster(request):
         if reason := missing(request.param):
             pytest.skip(reason)
-        server = managed_rabbitmq(tmp_path_factory.mktemp("cluster"), request.param)
+        server = managed_rabbitmq(request.param)
         server.version = request.param
         yield server
         server.stop()

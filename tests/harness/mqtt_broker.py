@@ -10,6 +10,7 @@ import pika
 import pytest
 
 from harness.instances import leveret
+from harness.lending import borrow
 from harness.leveret import Leveret
 from harness.ports import free_ports
 from harness.rabbitmq import RabbitMq
@@ -48,7 +49,7 @@ class Broker:
                 version = RABBITMQ[POOL[kind]]
                 if reason := missing(version):
                     pytest.skip(reason)
-                self.upstream = RabbitMq(directory / "upstream", version=version)
+                self.upstream = borrow(version=version)
                 upstream = ["--upstream", f"amqp://127.0.0.1:{self.upstream.port}"]
             else:
                 upstream, self.vhost = shared(kind, targets)

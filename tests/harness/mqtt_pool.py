@@ -6,16 +6,13 @@ import time
 import pika
 import pytest
 
+from harness.lending import borrow
 from harness.leveret import Leveret
 from harness.mqtt_broker import ANY, listening
 from harness.mqtt_client import V311, MqttClient
 from harness.patience import PATIENCE
-from harness.ports import free_ports
-from harness.rabbitmq import RabbitMq
 from harness.releases import RELEASES, missing
 from harness.targets import POOL, release_of
-
-PLUGINS = "rabbitmq_mqtt"
 
 
 class MqttPool:
@@ -25,9 +22,8 @@ class MqttPool:
         """`settings` go to RabbitMQ."""
         self.version, self.directory, self.flags = version, directory, flags
         self.kind = next(kind for kind in POOL if release_of(kind) == version)
-        (self.native,) = free_ports(1)
-        settings = [f"mqtt.listeners.tcp.1 = 127.0.0.1:{self.native}", *settings]
-        self.rabbitmq = RabbitMq(directory / "rabbitmq", *settings, plugins=PLUGINS, version=version)
+        self.rabbitmq = borrow(*settings, version=version)
+        self.native = self.rabbitmq.mqtt
         try:
             self.server = self.another()
         except BaseException:

@@ -1,14 +1,14 @@
-"""Fixtures for modules that need their own RabbitMQ, because they would disturb other tests."""
+"""Fixtures for modules that need a RabbitMQ for themselves, because they would disturb other tests."""
 
 import pytest
 
 from harness.forwarder import Forwarder
-from harness.rabbitmq import RabbitMq
+from harness.lending import borrow
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory):
-    broker = RabbitMq(tmp_path_factory.mktemp("broker") / "rabbitmq")
+def broker():
+    broker = borrow()
     yield broker
     broker.stop()
 

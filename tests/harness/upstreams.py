@@ -3,15 +3,15 @@
 import pytest
 
 from harness.instances import leveret
-from harness.rabbitmq import RabbitMq
+from harness.lending import borrow
 from harness.releases import RELEASES, missing
 
 
 @pytest.fixture(scope="module", params=RELEASES)
-def upstream(request, tmp_path_factory):
+def upstream(request):
     if reason := missing(request.param):
         pytest.skip(reason)
-    broker = RabbitMq(tmp_path_factory.mktemp("upstream") / "rabbitmq", version=request.param)
+    broker = borrow(version=request.param)
     try:
         yield broker
     finally:
