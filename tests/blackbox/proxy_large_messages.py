@@ -1,5 +1,5 @@
 """P2, P3: a message of 100 MiB delays no other client, in either direction; a message above the upstream's limit closes only
-its channel."""
+its channel, and so does an error that comes in the middle of a large message."""
 
 import contextlib
 import os
@@ -13,18 +13,36 @@ from harness.child import peak_resident_bytes
 from harness.instances import leveret
 from harness.metrics import metric
 from harness.rabbitmq import RabbitMq
-from harness.wire import BASIC_PUBLISH, BODY, HEADER, METHOD, Wire, frame, short_string
+from harness.wire import (
+    BASIC_PUBLISH,
+    BODY,
+    CHANNEL_CLOSE,
+    HEADER,
+    METHOD,
+    QUEUE_DECLARE_OK,
+    Wire,
+    close_of,
+    frame,
+    queue_declare,
+    short_string,
+)
 
 QUEUE, SMALL_QUEUE = "proxy-large-messages", "proxy-large-messages-small"
 SIZE = 100 << 20
 PIECE = os.urandom(1 << 16)
 PIECES = SIZE // len(PIECE)
 SMALL = 100
+EXCLUSIVE_QUEUE = "proxy-large-messages-exclusive"
+# 2 MiB: larger messages than 1 MiB are streamed.
+LARGE_PIECES = 32
+# Bits of queue.declare.
+PASSIVE, EXCLUSIVE = 1, 4
 # The proxy buffers only what sockets and buffers hold.
 ALLOWED_BYTES = 64 << 20
 BASIC_QOS, BASIC_QOS_OK = (60, 10), (60, 11)
 BASIC_CONSUME, BASIC_CONSUME_OK = (60, 20), (60, 21)
 BASIC_DELIVER = (60, 60)
+CHANNEL_CLOSE_OK = (20, 41)
 
 
 def test_p2_p3_a_message_of_100_mib_holds_up_nobody_in_either_direction(targets, tmp_path):
@@ -62,6 +80,40 @@ def test_a_message_over_the_upstreams_limit_is_refused_on_its_channel_alone(tmp_
             server.stop()
     finally:
         upstream.stop()
+
+
+def test_p2_a_channel_closed_in_the_middle_of_a_large_message_leaves_the_connection_open(targets, tmp_path):
+    upstream = targets.upstream.uri.replace("guest:guest@", "")
+    with leveret(tmp_path, "--upstream", upstream) as server:
+        with Wire(server.port) as client:
+            client.handshake().open_channel()
+            client.declare(EXCLUSIVE_QUEUE, EXCLUSIVE)
+            client.open_channel(2)
+            # RabbitMQ closes the channel over the first message, while the second one is on its way.
+            client.send(begin(LARGE_PIECES, "no-such-exchange", channel=2) + bodies(LARGE_PIECES, channel=2))
+            client.send(begin(LARGE_PIECES, "no-such-exchange", channel=2) + bodies(1, channel=2))
+            closes = [close for _ in range(SMALL) for close in declare_passively(client)]
+            client.send(bodies(LARGE_PIECES - 1, channel=2))
+            # On a slow machine it has come before the second message.
+            [close] = closes or [client.expect(CHANNEL_CLOSE)]
+            assert close_of(close) == (404, "NOT_FOUND - no exchange 'no-such-exchange' in vhost '/'")
+            client.send_method(2, CHANNEL_CLOSE_OK)
+            client.open_channel(2)
+            assert declare_passively(client) == []
+        server.stop()
+
+
+def declare_passively(client):
+    """Declares the exclusive queue; returns the arguments of each channel.close that comes before the answer."""
+    client.send(queue_declare(EXCLUSIVE_QUEUE, PASSIVE))
+    closes = []
+    while True:
+        kind, _, payload = client.read_frame()
+        method = struct.unpack(">HH", payload[:4])
+        assert (kind, method) in ((METHOD, QUEUE_DECLARE_OK), (METHOD, CHANNEL_CLOSE)), payload
+        if method == QUEUE_DECLARE_OK:
+            return closes
+        closes.append(payload[4:])
 
 
 def consume_it(server):
@@ -114,11 +166,11 @@ def queues(broker):
             channel.queue_delete(queue)
 
 
-def begin(pieces):
-    publish = struct.pack(">HHH", *BASIC_PUBLISH, 0) + short_string("") + short_string(QUEUE) + b"\x00"
+def begin(pieces, exchange="", channel=1):
+    publish = struct.pack(">HHH", *BASIC_PUBLISH, 0) + short_string(exchange) + short_string(QUEUE) + b"\x00"
     header = struct.pack(">HHQH", 60, 0, pieces * len(PIECE), 0)
-    return frame(METHOD, 1, publish) + frame(HEADER, 1, header)
+    return frame(METHOD, channel, publish) + frame(HEADER, channel, header)
 
 
-def bodies(pieces):
-    return frame(BODY, 1, PIECE) * pieces
+def bodies(pieces, channel=1):
+    return frame(BODY, channel, PIECE) * pieces

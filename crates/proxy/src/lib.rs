@@ -75,8 +75,8 @@
 //!   caused, they go out on a connection of their own, and are given up if that ends the same way.
 //! - The two upstream channels of a client's channel recover independently. Frames waiting for one of them
 //!   keep waiting.
-//! - A channel with a transaction, half of a large message sent outside confirm mode, or direct reply-to
-//!   is closed with 406; a client with an exclusive queue, or in the middle of a large delivery, with 320.
+//! - A channel with a transaction, half of a large message, or direct reply-to is closed with 406; a client with an
+//!   exclusive queue, or in the middle of a large delivery, with 320.
 //! - Any other fault ends the client whose own connection it was on. On a shared one the culprit cannot be
 //!   identified, because `connection.close` names no channel, and with 541 no method either: clients with something
 //!   in flight there continue on connections of their own, where a repeated fault ends only the client that causes
@@ -99,7 +99,7 @@
 //! - A frame is passed on only on a channel whose life cycle allows it, with content in order, well-formed,
 //!   and nothing that the broker answers with a connection error.
 //! - On a leased channel only the session sends; it also sends `channel.close-ok` to the broker, behind
-//!   everything else it sent.
+//!   everything else it sent, and behind the rest of a message that it is streaming.
 //! - An upstream channel is leased again only when it is proven clean: every reply has come, everything
 //!   published on it in confirm mode is confirmed, and frames without a reply, such as a publish outside
 //!   confirm mode, are followed by a method that was answered. Or after the broker has confirmed its close.

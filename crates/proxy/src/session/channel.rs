@@ -15,6 +15,7 @@
 //! | header due, streamed | header of another one | body due, streamed |
 //! | body due, held | a part of it | body due, held; streamed if the client has too much of incomplete messages |
 //! | body due | the rest of it | between messages; the message is passed on, whole unless it was streamed |
+//! | streamed, and the broker has a part of it | the broker closes the upstream channel | the same; behind the rest of the message, or if its connection is lost, no channel, and channel.close is sent |
 //! | held | there is no room, and the client is granted a stream or has a connection of its own ([`super::staging_wait`]) | the same, streamed |
 //! | between messages | channel.close | closing; no channel, if nothing has to be awaited |
 //! | any | the client closes its connection | closing, half streamed if it was streamed; no channel, likewise |
@@ -103,6 +104,8 @@ pub(super) struct IncompleteMessage {
     pub(super) needs_own: bool,
     pub(super) due: DueContent,
     pub(super) frames: MessageFrames,
+    /// The payload of the broker's `channel.close`, if it came while this message was streamed: see [`Channel::defer_close`].
+    pub(super) deferred_close: Option<Box<[u8]>>,
 }
 
 /// The frame that has to come next on a channel in the middle of a message.
@@ -260,6 +263,24 @@ impl Channel {
     /// Whether the broker has seen a part of a message on the client's own connection.
     pub(super) fn has_partial_message(&self) -> bool {
         self.is_streaming() && self.general.is_placed()
+    }
+
+    /// Keeps the broker's `channel.close` until the message that is being streamed is complete. Returns false if none is. The
+    /// broker discards the rest of the message, but answers a close-ok between its frames with 505 UNEXPECTED_FRAME, which
+    /// would end everything on the client's own connection.
+    pub(super) fn defer_close(&mut self, close: &[u8]) -> bool {
+        if !self.has_partial_message() {
+            return false;
+        }
+        let ChannelPhase::Open(Some(message)) = &mut self.phase else { return false };
+        message.deferred_close = Some(close.into());
+        true
+    }
+
+    /// Takes the close that was deferred, and with it the message.
+    pub(super) fn take_deferred_close(&mut self) -> Option<Box<[u8]>> {
+        let ChannelPhase::Open(message) = &mut self.phase else { return None };
+        message.take_if(|message| message.deferred_close.is_some())?.deferred_close
     }
 
     /// Whether the client's messages are to be confirmed.

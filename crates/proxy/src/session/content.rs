@@ -25,6 +25,7 @@ impl ProxySession {
             needs_own: publish_need(publish) == Need::Own,
             due: DueContent::Header { to_default: is_to_default(publish) },
             frames: MessageFrames::Buffered(frames),
+            deferred_close: None,
         }));
         self.keep_within_budget(number)
     }
@@ -100,6 +101,9 @@ impl ProxySession {
         if missing > 0 {
             message.due = DueContent::Body { missing };
             return self.keep_within_budget(number);
+        }
+        if message.deferred_close.is_some() {
+            return self.handle_deferred_close(number);
         }
         let Some(IncompleteMessage { needs_own, frames: MessageFrames::Buffered(mut message), .. }) =
             incoming.take()

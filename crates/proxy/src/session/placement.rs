@@ -355,6 +355,7 @@ impl ProxySession {
             Event::BrokenOff { .. } => {}
             Event::NotRestored { fault } => return Err(fault.on_connection()),
             Event::Lost { upstream, fault, is_suspect } => {
+                self.handle_deferred_closes(upstream)?;
                 self.lost(upstream, fault, is_suspect)?;
                 // A channel may have waited for a channel number on that connection.
                 return self.place_all_waiting();
@@ -409,6 +410,9 @@ impl ProxySession {
             // The client closed the channel meanwhile, so the broker has received, or will receive, its close-ok.
             return Ok(());
         };
+        if !answered && channel.defer_close(payload) {
+            return Ok(());
+        }
         if !answered && let Some(fault) = self.retryable_refusal(number, role, payload) {
             return self.retry_consumers(number, role, &fault);
         }
@@ -448,6 +452,19 @@ impl ProxySession {
         self.channels.start_closing(number);
         self.link.outbox.append(|buf| put_frame(buf.tail(), FrameKind::Method, number, payload, 0));
         Ok(())
+    }
+
+    /// Handles the broker's close of a channel that was deferred ([`super::channel::Channel::defer_close`]), if there is one.
+    pub(super) fn handle_deferred_close(&mut self, number: u16) -> Result<(), Fault> {
+        let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
+        let lease = channel.general.lease;
+        let Some(close) = channel.take_deferred_close() else { return Ok(()) };
+        self.channel_closed(number, lease, &close, false)
+    }
+
+    /// Handles those on a connection that is lost: the rest of their messages has nowhere to go.
+    fn handle_deferred_closes(&mut self, id: u64) -> Result<(), Fault> {
+        self.sides_at(id).into_iter().try_for_each(|(number, _)| self.handle_deferred_close(number))
     }
 
     /// The broker's refusal of a recreated consumer, if a retry may succeed: without the offset that the pool added, or later.

@@ -96,7 +96,7 @@ impl ProxySession {
     }
 
     /// The sides of channels that are placed on a connection.
-    fn sides_at(&self, id: u64) -> Vec<(u16, Role)> {
+    pub(super) fn sides_at(&self, id: u64) -> Vec<(u16, Role)> {
         let mut sides = Vec::new();
         for (number, channel) in self.channels.iter() {
             let is_there = |role: &Role| {

@@ -137,8 +137,8 @@ impl Peer {
                 self.late.retain(|late| late.channel != number);
                 self.answer(number, "channel.close-ok", channel::CloseOk {});
             }
-            _ if known.closed => {}
             Method::BasicPublish(_) => known.content = Some(None),
+            _ if known.closed => {}
             Method::ConfirmSelect(select) => {
                 known.confirming = true;
                 if !select.no_wait {
@@ -218,15 +218,15 @@ impl Peer {
 
     fn take_content(&mut self, frame: &Frame<'_>) {
         let known = self.channels.get_mut(&frame.channel).expect("content on a closed channel");
-        if known.closed {
-            return;
-        }
         let missing = match (frame.kind, known.content.expect("content without a publish")) {
             (FrameKind::Header, None) => ContentHeader::decode(frame.payload).unwrap().body_size,
             (FrameKind::Body, Some(missing)) => missing - frame.payload.len() as u64,
             (kind, missing) => panic!("{kind:?} with {missing:?} bytes missing"),
         };
         known.content = (missing > 0).then_some(Some(missing));
+        if known.closed {
+            return;
+        }
         if frame.kind == FrameKind::Body
             && let Ok(body) = frame.payload.try_into()
         {
@@ -307,11 +307,10 @@ impl Peer {
         Some(())
     }
 
-    /// Closes one of the channels that are open and have no half message, if there is one, for a fault of the client.
+    /// Closes one of the open channels, if there is one, for a fault of the client, perhaps in the middle of a message.
     pub(crate) fn close_channel(&mut self, pick: u64) -> bool {
-        let open = |known: &PeerChannel| !known.closed && known.content.is_none();
         let numbers: Vec<u16> =
-            self.channels.iter().filter(|(_, known)| open(known)).map(|(number, _)| *number).collect();
+            self.channels.iter().filter(|(_, known)| !known.closed).map(|(number, _)| *number).collect();
         let Some(number) = numbers.get(pick as usize % numbers.len().max(1)).copied() else { return false };
         self.answers.retain(|answer| answer.channel != number);
         self.confirms.retain(|confirm| confirm.channel != number);

@@ -4,7 +4,7 @@ use amqp::Method;
 use amqp::method::{basic, channel, confirm, connection, queue};
 use proxy::Pool;
 
-use crate::common::{Broker, Client, Manners, message, until};
+use crate::common::{Broker, BrokerEnd, Client, Manners, message, until};
 
 #[tokio::test(start_paused = true)]
 async fn a_channel_closed_by_the_broker_is_closed_with_its_words_and_can_be_opened_again() {
@@ -18,15 +18,9 @@ async fn a_channel_closed_by_the_broker_is_closed_with_its_words_and_can_be_open
     for name in ["basic.publish", "header", "body"] {
         upstream.expect(name).await;
     }
-    let close = channel::Close {
-        reply_code: 404,
-        reply_text: "NOT_FOUND - no exchange 'e' in vhost '/'",
-        class_id: 60,
-        method_id: 40,
-    };
-    upstream.send(number, close);
+    upstream.send(number, NO_EXCHANGE);
     let heard = client.expect("channel.close").await;
-    assert_eq!((heard.channel, heard.method()), (5, Method::ChannelClose(close)));
+    assert_eq!((heard.channel, heard.method()), (5, Method::ChannelClose(NO_EXCHANGE)));
     upstream.expect("channel.close-ok").await;
 
     // Frames that the client sent before it knew are discarded.
@@ -203,3 +197,68 @@ async fn large_messages_without_confirms_that_may_be_lost_are_counted_and_their_
     shared.expect("channel.open").await;
     assert_eq!(shared.expect_message().await.1, b"good");
 }
+
+/// RabbitMQ answers a close-ok between the frames of a message with 505 on the connection.
+#[tokio::test(start_paused = true)]
+async fn p2_a_channel_that_is_closed_in_the_middle_of_a_large_message_is_closed_behind_it() {
+    let mut broker = Broker::start(Manners::default());
+    let pool = Pool::new(broker.config());
+    let mut client = Client::connect(&pool).await;
+    let _shared = broker.next_connection().await;
+    let large = message(1, &[7; LARGE], 131_072);
+    let (number, mut own, mut size) = stream_half(&mut client, &mut broker, &large).await;
+    own.send(number, NO_EXCHANGE);
+    assert!(!own.has_more().await);
+    client.write(&large[large.len() / 2..]).await;
+    while size < LARGE {
+        size += own.expect("body").await.payload.len();
+    }
+    own.expect("channel.close-ok").await;
+    let close = client.expect("channel.close").await;
+    assert_eq!((close.channel, close.method()), (1, Method::ChannelClose(NO_EXCHANGE)));
+
+    client.send(1, channel::CloseOk {}).await;
+    client.open_channel(1).await;
+    client.publish(1, b"again").await;
+    own.expect("channel.open").await;
+    assert_eq!(own.expect_message().await.1, b"again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_channel_that_is_closed_in_the_middle_of_a_large_message_is_closed_if_its_connection_is_lost() {
+    let mut broker = Broker::start(Manners::default());
+    let pool = Pool::new(broker.config());
+    let mut client = Client::connect(&pool).await;
+    let _shared = broker.next_connection().await;
+    let large = message(1, &[7; LARGE], 131_072);
+    let (number, mut own, _) = stream_half(&mut client, &mut broker, &large).await;
+    own.send(number, NO_EXCHANGE);
+    assert!(!own.has_more().await);
+    drop(own);
+    client.expect_channel_close(404, NO_EXCHANGE.reply_text).await;
+}
+
+/// Sends the first half of a large message. Returns the upstream channel and connection that it is streamed on, and the bytes
+/// of its body that have come there.
+async fn stream_half(client: &mut Client, broker: &mut Broker, large: &[u8]) -> (u16, BrokerEnd, usize) {
+    client.open_channel(1).await;
+    client.write(&large[..large.len() / 2]).await;
+    let mut own = broker.next_connection().await;
+    let number = own.expect("channel.open").await.channel;
+    own.expect("basic.publish").await;
+    own.expect("header").await;
+    let mut size = 0;
+    while own.has_more().await {
+        size += own.expect("body").await.payload.len();
+    }
+    (number, own, size)
+}
+
+/// The size of a message that is streamed.
+const LARGE: usize = 2 * 1024 * 1024;
+const NO_EXCHANGE: channel::Close<'static> = channel::Close {
+    reply_code: 404,
+    reply_text: "NOT_FOUND - no exchange 'e' in vhost '/'",
+    class_id: 60,
+    method_id: 40,
+};

@@ -71,18 +71,21 @@ pub(super) const MESSAGES: &[(MessageState, Cause, &[MessageState])] = &[
     (HeaderBuffered, Granted, &[HeaderStreamed]),
     (HeaderBuffered, PeerCloses, &[Gone]),
     (HeaderStreamed, Header, &[BodyStreamed]),
-    (HeaderStreamed, EmptyHeader, &[Between]),
+    (HeaderStreamed, EmptyHeader, &[Between, Gone]),
     (HeaderStreamed, LargeHeader, &[BodyStreamed]),
     (HeaderStreamed, CloseConnection, &[Gone, ClosingHalf]),
     (HeaderStreamed, PeerCloses, &[Gone]),
+    (HeaderStreamed, Lost, &[Gone]),
+    (HeaderStreamed, Faulted, &[Gone]),
     (BodyBuffered, Rest, &[Between]),
     (BodyBuffered, CloseConnection, &[Gone, Closing]),
     (BodyBuffered, Granted, &[BodyStreamed]),
     (BodyBuffered, PeerCloses, &[Gone]),
-    (BodyStreamed, Rest, &[Between]),
+    (BodyStreamed, Rest, &[Between, Gone]),
     (BodyStreamed, CloseConnection, &[Gone, ClosingHalf]),
     (BodyStreamed, PeerCloses, &[Gone]),
     (BodyStreamed, Lost, &[Gone]),
+    (BodyStreamed, Faulted, &[Gone]),
     (Closing, Ready, &[Gone]),
     (Closing, CloseOk, &[Gone]),
     (Closing, Answer, &[Gone]),
@@ -104,7 +107,7 @@ pub(super) const SIDES: &[(PlacementState, Cause, &[PlacementState])] = &[
     (Unplaced, Rest, &[Waiting, WaitingOwn, Placed, PlacedOwn]),
     (Unplaced, Declare, &[Waiting, WaitingOwn, Placed, PlacedOwn]),
     (Unplaced, Qos, &[Waiting, WaitingOwn, Placed, PlacedOwn]),
-    (Unplaced, Consume, &[WaitingOwn, Placed, PlacedOwn]),
+    (Unplaced, Consume, &[Waiting, WaitingOwn, Placed, PlacedOwn]),
     (Unplaced, Own, &[WaitingOwn, PlacedOwn]),
     (Unplaced, Granted, &[WaitingOwn, PlacedOwn]),
     (Unplaced, Answer, &[Waiting, WaitingOwn, Placed, PlacedOwn, ClosingSide]),
@@ -138,7 +141,8 @@ pub(super) const SIDES: &[(PlacementState, Cause, &[PlacementState])] = &[
     (PlacedOwn, Confirm, &[ClosingSide]),
     (PlacedOwn, PeerCloses, &[ClosingSide]),
     (PlacedOwn, Faulted, &[ClosingSide]),
-    (Placed, PeerCloses, &[Unplaced, ClosingSide]),
+    // An answer in front of the close lets a channel move.
+    (Placed, PeerCloses, &[Unplaced, Leaving, ClosingSide]),
     (Placed, Lost, &[Unplaced, Waiting, WaitingOwn, PlacedOwn, ClosingSide]),
     (Placed, Faulted, &[Unplaced, Waiting, WaitingOwn, PlacedOwn, Leaving, ClosingSide]),
     (PlacedOwn, Close, &[ClosingSide]),
@@ -154,10 +158,17 @@ pub(super) const SIDES: &[(PlacementState, Cause, &[PlacementState])] = &[
 ];
 
 /// Transitions of [`MESSAGES`] that are too rare to occur in each run.
-pub(super) const RARE_MESSAGES: &[(MessageState, Cause, MessageState)] = &[(ClosingHalf, Faulted, Gone)];
+pub(super) const RARE_MESSAGES: &[(MessageState, Cause, MessageState)] = &[
+    (HeaderStreamed, EmptyHeader, Gone),
+    (HeaderStreamed, Lost, Gone),
+    (HeaderStreamed, Faulted, Gone),
+    (BodyStreamed, Faulted, Gone),
+    (ClosingHalf, Faulted, Gone),
+];
 
 /// Transitions of [`SIDES`] that are too rare to occur in each run.
 pub(super) const RARE: &[(PlacementState, Cause, PlacementState)] = &[
+    (Unplaced, Consume, Waiting),
     (Unplaced, Consume, Placed),
     (Unplaced, Answer, WaitingOwn),
     (Unplaced, PeerCloses, ClosingSide),
@@ -169,6 +180,8 @@ pub(super) const RARE: &[(PlacementState, Cause, PlacementState)] = &[
     (Waiting, Own, PlacedOwn),
     (Waiting, Faulted, WaitingOwn),
     (Placed, Ready, ClosingSide),
+    (Placed, PeerCloses, Leaving),
+    (Placed, Lost, WaitingOwn),
     (Placed, Lost, ClosingSide),
     (Placed, Confirm, ClosingSide),
     (PlacedOwn, Confirm, ClosingSide),
