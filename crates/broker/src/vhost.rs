@@ -7,6 +7,8 @@ mod operator;
 mod queues;
 mod restoring;
 
+pub use queues::OwnedQueues;
+
 pub(crate) use exchanges::{check_deletable, check_not_default};
 pub(crate) use restoring::TopologyRecovery;
 
