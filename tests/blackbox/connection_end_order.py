@@ -16,6 +16,8 @@ MESSAGES = 30
 PREFETCH = 5
 # More than RabbitMQ 4's delivery limit of quorum queues.
 CHANNELS = 25
+# More than Leveret requeues in one turn of a connection.
+VERY_MANY = 10_000
 
 
 def close(wire, channel, method):
@@ -86,3 +88,32 @@ def test_a_message_does_not_pass_through_the_other_channels_of_its_connection(se
         wait_until(lambda: channel.queue_declare(QUEUE, passive=True).method.consumer_count == 0)
         method, _, body = channel.basic_get(QUEUE, auto_ack=True)
         assert (method and method.redelivered, body) == (True, b"message")
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_very_many_messages_are_requeued_in_order_and_all_at_once(server, how):
+    with connect(server) as connection, Wire(server.port) as ending:
+        channel = connection.channel()
+        channel.queue_declare(QUEUE)
+        ending.handshake().open_channel()
+        ending.consume(QUEUE, no_ack=False)
+        for number in range(VERY_MANY):
+            channel.basic_publish("", QUEUE, b"%d" % number)
+        for number in range(VERY_MANY):
+            assert ending.delivered_body() == b"%d" % number
+        ENDS[how](ending)
+        counts = set()
+
+        def are_back():
+            counts.add(channel.queue_declare(QUEUE, passive=True).method.message_count)
+            return VERY_MANY in counts
+
+        wait_until(are_back)
+        assert counts <= {0, VERY_MANY}
+        got = []
+        for method, _, body in channel.consume(QUEUE, auto_ack=True):
+            got.append((int(body), method.redelivered))
+            if len(got) == VERY_MANY:
+                break
+        assert got == [(number, True) for number in range(VERY_MANY)]
+        assert channel.queue_declare(QUEUE, passive=True).method.message_count == 0

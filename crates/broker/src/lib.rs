@@ -111,7 +111,7 @@ pub use users::{
     AuthBackends, GUEST, Identity, LoginAnswer, LoginAttempt, LoginRefused, PasswordHash, PendingAnswer,
     TokenPermissions, UserLimits, UserSpec,
 };
-pub use vhost::{Binding, DeclaredQueue, ExchangeDeclare, QueueDeclare, VirtualHost};
+pub use vhost::{Binding, DeclaredQueue, ExchangeDeclare, OwnedQueues, QueueDeclare, VirtualHost};
 
 /// Identifies a connection, as the owner of exclusive queues. The caller numbers its connections and never
 /// reuses a number.

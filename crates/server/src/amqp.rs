@@ -5,6 +5,7 @@
 
 mod blocking;
 mod channel;
+mod ending;
 pub(crate) mod incomplete;
 mod pending_answers;
 

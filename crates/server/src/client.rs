@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 use broker::Waiter;
 use parking_lot::Mutex;
+use sync::work;
 use tokio::task::JoinHandle;
-use transport::{Intent, Outbox, Peer, Protocol};
+use transport::{Intent, Outbox, Peer, Protocol, next_busy_turn};
 
 use crate::access::AccessRecord;
 use crate::amqp::connection::ConnectionState;
@@ -274,8 +275,13 @@ pub(crate) trait ProtocolState: Send + Sized + 'static {
     /// When [`Self::handle_deadline`] is to be called, if not at the core's deadline before that.
     fn next_deadline(&self) -> Option<Instant>;
     fn intent(&self) -> Intent;
-    /// Ends the session if there still is one: the socket failed, or the peer stopped reading.
+    /// Ends the session if there still is one: the socket failed, or the peer stopped reading. If it [is still
+    /// ending](Self::is_ending) after that, this is to be called again in the next turn.
     fn end_session(&mut self, now: Instant);
+    /// Whether the session has begun to end, and needs more turns for that.
+    fn is_ending(&self) -> bool {
+        false
+    }
 }
 
 /// The server's end of one client's connection, driven by [`transport::drive`].
@@ -305,8 +311,22 @@ impl<P: ProtocolState> ClientConnection<P> {
 
     /// Takes the access-log record when the connection has ended.
     pub(crate) fn take_record(&mut self) -> Option<Box<AccessRecord>> {
-        self.0.end_session(transport::now());
         self.0.core_mut().record.take()
+    }
+
+    /// Ends the session of a connection that has ended, in as many turns as that takes.
+    pub(crate) async fn end(&mut self) {
+        let mut permit = None;
+        loop {
+            let turn = work::Turn::begin();
+            self.0.end_session(transport::now());
+            drop(turn);
+            drop(permit.take());
+            if !self.0.is_ending() {
+                return;
+            }
+            permit = next_busy_turn().await;
+        }
     }
 
     /// Why the connection ended, if its protocol knows.
@@ -373,5 +393,8 @@ impl<P: ProtocolState> Protocol for ClientConnection<P> {
 impl<P: ProtocolState> Drop for ClientConnection<P> {
     fn drop(&mut self) {
         self.0.end_session(transport::now());
+        while self.0.is_ending() {
+            self.0.end_session(transport::now());
+        }
     }
 }

@@ -180,7 +180,9 @@ where
             Step::Eof => {
                 // Boxed: few connections end at the same time.
                 Box::pin(turn_to_end()).await;
+                let turn = work::Turn::begin_for(&**outbox);
                 connection.protocol.handle_eof();
+                drop(turn);
             }
         }
     };
@@ -564,6 +566,7 @@ mod tests {
             consumed
         }
         fn handle_eof(&mut self) {
+            assert!(work::is_turn_of(&*self.outbox));
             self.intent = Intent::Finish;
         }
         fn handle_nudge(&mut self, _now: Instant) {

@@ -1,5 +1,6 @@
 //! Cancellation of consumers, and deliveries that are requeued or rejected.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -31,30 +32,84 @@ impl Default for Returning {
     }
 }
 
-/// A [requeue](Queue::requeue) of very many deliveries, which are prepared in several steps. It is still one step of the queue:
-/// until it is [done](Self::finish), they are unacknowledged.
+/// A [requeue](Queue::requeue) of very many deliveries, or an [end of consumers](Queue::leave), that is prepared in several
+/// steps. It is still one step of the queue: until it is [done](Self::finish), the deliveries are unacknowledged.
 pub struct Requeue {
     queue: Arc<Queue>,
     returned: Returned,
     returning: Returning,
     /// Most deliveries that may be added.
     most: usize,
+    /// Deliveries of several channels, by position, in a queue that keeps the order in which messages return: they are prepared
+    /// once all have been added. `None` if they are prepared in the order in which they are added.
+    unordered: Option<BTreeMap<u64, Delivery>>,
+    leaving: Leaving,
+}
+
+/// Consumers that leave a queue together.
+#[derive(Default)]
+struct Leaving {
+    /// Those which are still to be removed.
+    rest: Vec<ConsumerId>,
+    /// The single active one, once it was found. It is removed last: its successor would otherwise be served before its
+    /// deliveries are back.
+    active: Option<ConsumerId>,
+    /// Any of those removed so far existed.
+    has_left: bool,
 }
 
 impl Requeue {
     /// Begins to requeue deliveries, `most` or fewer.
     pub fn new(queue: &Arc<Queue>, returned: Returned, most: usize) -> Self {
-        Self { queue: Arc::clone(queue), returned, returning: Returning::default(), most }
+        Self {
+            queue: Arc::clone(queue),
+            returned,
+            returning: Returning::default(),
+            most,
+            unordered: None,
+            leaving: Leaving::default(),
+        }
+    }
+
+    /// Begins to remove consumers and to requeue their deliveries, `most` or fewer. If they are of `several` channels, they
+    /// return in the order of their positions, otherwise in that in which they are added.
+    pub fn of_leaving(queue: &Arc<Queue>, consumers: Vec<ConsumerId>, most: usize, several: bool) -> Self {
+        let unordered = (several && queue.delivery_order().returned_first).then(BTreeMap::new);
+        let leaving = Leaving { rest: consumers, ..Leaving::default() };
+        Self { unordered, leaving, ..Self::new(queue, Returned::Failed, most) }
     }
 
     /// Adds deliveries, which follow all earlier ones in their order.
     pub fn add(&mut self, deliveries: Vec<Delivery>) {
-        self.queue.prepare(&mut self.returning, deliveries, self.returned, self.most);
+        match &mut self.unordered {
+            Some(unordered) => {
+                work::charge(RETURN, deliveries.len());
+                unordered.extend(deliveries.into_iter().map(|delivery| (delivery.position, delivery)));
+            }
+            None => self.queue.prepare(&mut self.returning, deliveries, self.returned, self.most),
+        }
     }
 
-    /// Returns the deliveries to their old positions.
-    pub fn finish(self, now: Timestamp) {
-        self.queue.requeue_prepared(self.returning, now);
+    /// Takes the next step once all deliveries have been added; returns whether no more are needed before
+    /// [`Self::finish`].
+    pub fn proceed(&mut self, now: Timestamp) -> bool {
+        if let Some(unordered) = &mut self.unordered {
+            let next: Vec<_> = std::iter::from_fn(|| unordered.pop_first()).take(STEP).collect();
+            let is_all = unordered.is_empty();
+            let next = next.into_iter().map(|(_, delivery)| delivery).collect();
+            self.queue.prepare(&mut self.returning, next, self.returned, self.most);
+            if is_all {
+                self.unordered = None;
+            }
+            return false;
+        }
+        self.queue.remove_some(&mut self.leaving, now)
+    }
+
+    /// Removes the last consumers, and returns the deliveries to their old positions.
+    pub fn finish(mut self, now: Timestamp) {
+        while !self.proceed(now) {}
+        self.queue.finish_leaving(self.leaving, self.returning, now);
     }
 }
 
@@ -69,35 +124,45 @@ impl Queue {
     /// end of a client or its channel. No consumer is served before all deliveries have returned, so that the next single
     /// active consumer continues in order. A queue that is deleted with its last consumer takes nothing back.
     pub fn leave(&self, consumers: &[ConsumerId], deliveries: Vec<Delivery>, now: Timestamp) {
-        let (early, late) = consumers.split_at(consumers.len().saturating_sub(STEP));
-        let (active, mut has_left) = self.remove_in_steps(early, now);
-        let returning = self.prepared(deliveries, Returned::Failed);
-        let mut state = self.state.lock();
-        state.unacked = state.unacked.saturating_sub(returning.count as u64);
-        for consumer in active.iter().chain(late) {
-            has_left |= self.remove_consumer(&mut state, *consumer, now);
-        }
-        if state.deleted || (!has_left && returning.count == 0) {
-            return;
-        }
-        if has_left && self.properties.auto_delete && state.consumers.is_empty() {
-            self.delete_locked(state);
-            return;
-        }
-        self.take_back(state, returning, now);
+        let mut leaving = Leaving { rest: consumers.to_vec(), ..Leaving::default() };
+        while !self.remove_some(&mut leaving, now) {}
+        self.finish_leaving(leaving, self.prepared(deliveries, Returned::Failed), now);
     }
 
     /// Returns deliveries to their old positions, marked as redelivered (reject, nack and recover with
     /// requeue), in one step. A quorum queue drops messages that have failed too often.
     pub fn requeue(&self, deliveries: Vec<Delivery>, returned: Returned, now: Timestamp) {
-        self.requeue_prepared(self.prepared(deliveries, returned), now);
+        self.finish_leaving(Leaving::default(), self.prepared(deliveries, returned), now);
     }
 
-    fn requeue_prepared(&self, returning: Returning, now: Timestamp) {
+    /// Removes the consumers that are left, and puts back what returns, without serving any consumer in between.
+    fn finish_leaving(&self, leaving: Leaving, returning: Returning, now: Timestamp) {
+        let Leaving { rest, active, mut has_left } = leaving;
+        work::charge(REMOVAL, rest.len());
         let mut state = self.state.lock();
         state.unacked = state.unacked.saturating_sub(returning.count as u64);
-        if !state.deleted {
-            self.take_back(state, returning, now);
+        for consumer in active.iter().chain(&rest) {
+            has_left |= self.remove_consumer(&mut state, *consumer, now);
+        }
+        let is_abandoned = has_left && self.properties.auto_delete && state.consumers.is_empty();
+        if !state.deleted && !is_abandoned {
+            if has_left || returning.count > 0 {
+                self.take_back(state, returning, now);
+            }
+            return;
+        }
+        if state.deleted {
+            drop(state);
+        } else {
+            self.delete_locked(state);
+        }
+        self.discard(returning);
+    }
+
+    /// Frees the memory of messages that would have returned to a deleted queue.
+    fn discard(&self, returning: Returning) {
+        if let Back::Many(messages) = returning.messages {
+            self.context.paging.free(messages.into_ready());
         }
     }
 
@@ -120,22 +185,22 @@ impl Queue {
         self.finish(state, effects, now);
     }
 
-    /// Removes consumers, releasing the lock now and then, without serving any. The single active one stays, and is
-    /// returned: its successor would otherwise be served before its deliveries are back. Also returns whether any consumer
-    /// existed.
-    fn remove_in_steps(&self, consumers: &[ConsumerId], now: Timestamp) -> (Option<ConsumerId>, bool) {
-        let (mut active, mut has_left) = (None, false);
-        for step in consumers.chunks(STEP) {
-            let mut state = self.state.lock();
-            for consumer in step {
-                if state.consumers.is_single_active_consumer(*consumer) {
-                    active = Some(*consumer);
-                } else {
-                    has_left |= self.remove_consumer(&mut state, *consumer, now);
-                }
+    /// Removes some consumers, without serving any; returns whether the others can be removed in one step.
+    fn remove_some(&self, leaving: &mut Leaving, now: Timestamp) -> bool {
+        let Leaving { rest, active, has_left } = leaving;
+        if rest.len() <= STEP {
+            return true;
+        }
+        work::charge(REMOVAL, STEP);
+        let mut state = self.state.lock();
+        for consumer in rest.drain(rest.len() - STEP..) {
+            if state.consumers.is_single_active_consumer(consumer) {
+                *active = Some(consumer);
+            } else {
+                *has_left |= self.remove_consumer(&mut state, consumer, now);
             }
         }
-        (active, has_left)
+        false
     }
 
     /// Removes a consumer; returns whether it existed.
@@ -162,6 +227,10 @@ impl Queue {
         let Returning { count, messages, effects } = returning;
         *count += deliveries.len();
         work::charge(RETURN, deliveries.len());
+        if self.is_deleted() {
+            // Freed bit by bit.
+            return;
+        }
         let limit = self.delivery_limit_of(&self.arguments.load());
         let failure = self.failure_of(returned);
         let stores = self.stored_messages();
@@ -222,6 +291,9 @@ impl Queue {
 
 /// Consumers removed, or messages put back one by one, under one lock: well below a millisecond.
 const STEP: usize = 512;
+
+/// Nanoseconds charged for a consumer that is removed.
+const REMOVAL: u32 = 200;
 
 /// Nanoseconds charged for a returned message.
 const RETURN: u32 = 100;

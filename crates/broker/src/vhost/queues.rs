@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use amqp::{FieldTable, FieldValue, ReplyCode};
+use hashbrown::hash_map;
 
 use super::exchanges::{canonical, check_binding, check_not_default, key_of};
 use super::{Binding, DeclaredQueue, QueueDeclare, VirtualHost};
@@ -320,13 +321,15 @@ impl VirtualHost {
     }
 
     /// Deletes the exclusive queues of a session that has ended.
-    pub fn end_session(&self, session: SessionId) {
-        let owned = self.exclusive.lock().remove(&session).unwrap_or_default();
-        for queue in owned.into_values() {
-            if queue.delete(false, false).is_ok() {
-                self.forget_queue(&queue);
-            }
-        }
+    pub fn end_session(self: &Arc<Self>, session: SessionId) {
+        let mut owned = self.owned_queues(session);
+        while !owned.delete_some() {}
+    }
+
+    /// The exclusive queues of a session that has ended, to be deleted.
+    pub fn owned_queues(self: &Arc<Self>, session: SessionId) -> OwnedQueues {
+        let queues = self.exclusive.lock().remove(&session).unwrap_or_default();
+        OwnedQueues { vhost: Arc::clone(self), queues: queues.into_values() }
     }
 
     /// Removes a queue that was marked as deleted from the topology: exactly this one, even if another queue has its name
@@ -418,6 +421,28 @@ impl VirtualHost {
 fn describe(queue: Arc<Queue>, ticket: Ticket) -> DeclaredQueue {
     let (messages, consumers) = queue.counts();
     DeclaredQueue { queue, messages, consumers, ticket }
+}
+
+/// The exclusive queues of a session that has ended, which have yet to be deleted.
+pub struct OwnedQueues {
+    vhost: Arc<VirtualHost>,
+    queues: hash_map::IntoValues<u64, Arc<Queue>>,
+}
+
+impl OwnedQueues {
+    /// Deletes queues until the turn is over; returns whether all are deleted.
+    #[must_use]
+    pub fn delete_some(&mut self) -> bool {
+        while let Some(queue) = self.queues.next() {
+            if queue.delete(false, false).is_ok() {
+                self.vhost.forget_queue(&queue);
+            }
+            if work::is_turn_over() && self.queues.len() > 0 {
+                return false;
+            }
+        }
+        true
+    }
 }
 
 /// Nanoseconds charged for the deletion of a queue, without its messages and bindings.

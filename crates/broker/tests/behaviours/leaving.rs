@@ -185,3 +185,36 @@ fn no_consumer_is_served_while_very_many_messages_return() {
         assert_eq!((&got[..MANY], got.len()), (&bodies[..], MANY + published));
     });
 }
+
+#[test]
+fn deliveries_of_several_channels_return_in_order_where_returned_messages_come_first() {
+    let mut world = rabbitmq_4();
+    let queue = quorum(&world, &[]);
+    let bodies = publish_numbers(&mut world, MANY);
+    let got: Vec<_> = bodies.iter().map(|_| world.get(&queue)).collect();
+    let (one, other): (Vec<_>, Vec<_>) = got.into_iter().partition(|delivery| delivery.position() % 3 == 0);
+    let mut requeue = Requeue::of_leaving(&queue, Vec::new(), MANY, true);
+    for channel in [other, one] {
+        channel.chunks(100).for_each(|step| requeue.add(step.to_vec()));
+    }
+    assert_eq!(queue.message_count(), 0);
+    requeue.finish(world.now);
+    let back: Vec<_> = (0..MANY).map(|_| text(&world.get(&queue))).collect();
+    assert_eq!(back, bodies);
+}
+
+#[test]
+fn a_queue_that_is_deleted_while_very_many_messages_return_takes_none_back() {
+    let mut world = world();
+    let queue = world.queue("q");
+    publish_numbers(&mut world, MANY);
+    let got: Vec<_> = (0..MANY).map(|_| world.get(&queue)).collect();
+    let mut requeue = Requeue::of_leaving(&queue, Vec::new(), MANY, false);
+    let (early, late) = got.split_at(MANY / 2);
+    requeue.add(early.to_vec());
+    world.vhost.delete_queue(ME, "q", false, false).unwrap();
+    requeue.add(late.to_vec());
+    requeue.finish(world.now);
+    assert_eq!((queue.message_count(), queue.unacked_count()), (0, 0));
+    assert_eq!(world.broker.metrics().messages_requeued.get(), 0);
+}

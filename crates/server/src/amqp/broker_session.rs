@@ -20,7 +20,8 @@ use transport::Outbox;
 use super::blocking::{Blocking, publishes};
 use super::channel::{Channel, UnfinishedSettlement, WaitingPublish};
 use super::content::Destination;
-use super::deliveries::{ChannelTeardown, ConnectionConsumers, Deliveries, TracePublisher};
+use super::deliveries::{ConnectionConsumers, Deliveries, TracePublisher};
+use super::ending::{ChannelEndAnswer, Endings};
 use super::incomplete::Holding;
 use super::pending_answers::AnswersWaitingForDisk;
 use super::publish_gate::PublishGate;
@@ -53,6 +54,9 @@ pub(crate) struct BrokerSession {
     question: PendingAuthorisation,
     /// Set when a frame waits for that, cleared by [`BackendSession::take_deferral`].
     deferral: Option<Deferral>,
+    /// Channels that end, and the end of the session itself.
+    endings: Endings,
+    /// The session has ended, or its end has begun.
     ended: bool,
 }
 
@@ -217,6 +221,7 @@ impl BrokerSession {
             renewing: None,
             question: PendingAuthorisation::default(),
             deferral: None,
+            endings: Endings::default(),
             ended: false,
         }
     }
@@ -272,8 +277,7 @@ impl BrokerSession {
             ChannelStep::Open => self.open_channel(number)?,
             ChannelStep::Close => {
                 let channel = self.channels.remove(number);
-                self.end_channels(channel);
-                self.context.send(number, channel::CloseOk {});
+                self.end_channel(channel, ChannelEndAnswer::CloseOk(number));
             }
             ChannelStep::AnswerClose => self.context.send(number, channel::CloseOk {}),
             ChannelStep::Closed | ChannelStep::Discard => {}
@@ -387,7 +391,7 @@ impl BrokerSession {
         self.question.over(self.context.authorised.identity());
         match outcome {
             Err(fault) if !fault.is_hard() => {
-                self.close_channel(number, &fault);
+                self.close_channel(number, fault);
                 Ok(())
             }
             other => other,
@@ -395,14 +399,9 @@ impl BrokerSession {
     }
 
     /// Closes a channel for a fault that is its own.
-    fn close_channel(&mut self, number: u16, fault: &Fault) {
+    fn close_channel(&mut self, number: u16, fault: Fault) {
         let channel = self.channels.start_closing(number);
-        self.end_channels(channel);
-        let reply_text = fault.reply_text();
-        let (class_id, method_id) = fault.method;
-        let reply_code = fault.code.code();
-        let close = channel::Close { reply_code, reply_text: &reply_text, class_id, method_id };
-        self.context.send(number, close);
+        self.end_channel(channel, ChannelEndAnswer::Close(number, Box::new(fault)));
     }
 
     /// Interval at which to look for overdue deliveries.
@@ -440,21 +439,23 @@ impl BrokerSession {
         }
     }
 
-    /// Ends channels that are no longer in the table: all of the connection's, or one.
-    fn end_channels(&mut self, channels: impl IntoIterator<Item = Box<Channel>>) {
-        let Self { context, incomplete, .. } = self;
-        let mut channels: Vec<_> = channels.into_iter().collect();
-        // From here on no channel receives messages that the others publish or requeue.
-        let mut departure = ChannelTeardown::default();
-        channels.iter_mut().for_each(|channel| channel.depart(&mut departure));
-        channels.iter_mut().for_each(|channel| channel.finish_publishing(context));
-        departure.leave(context.now);
-        for channel in &mut channels {
-            channel.close_replies(context);
+    /// Ends a channel that is no longer in the table, if there was one; the client is then answered.
+    fn end_channel(&mut self, channel: Option<Box<Channel>>, answer: ChannelEndAnswer) {
+        self.endings.begin(channel, answer);
+        self.continue_endings();
+    }
+
+    /// Continues ends of channels, and that of the session, until the turn is over. The rest follows in the next one.
+    fn continue_endings(&mut self) {
+        let Self { context, endings, incomplete, .. } = self;
+        let is_done = endings.proceed(context, |channel| {
             incomplete.changed(channel.incomplete_bytes(), 0);
             context.view.channel_closed(channel.view().number());
             context.authorised.close_channel();
             context.shared.metrics.channels_closed.add(1);
+        });
+        if !is_done {
+            context.publish_gate.pause_for_turn();
         }
     }
 }
@@ -496,12 +497,13 @@ impl BackendSession for BrokerSession {
                     self.unconfirmed.push(number);
                 }
                 Ok(true) => {}
-                Err(fault) => self.close_channel(number, &fault.caused_by(COMMIT)),
+                Err(fault) => self.close_channel(number, fault.caused_by(COMMIT)),
             }
         }
         if !self.published.is_empty() {
             self.context.publish_gate.pause_for_turn();
         }
+        self.continue_endings();
     }
 
     fn take_deferral(&mut self) -> Option<Deferral> {
@@ -514,6 +516,7 @@ impl BackendSession for BrokerSession {
             self.flush(now);
         }
         self.context.publish_gate.is_open()
+            && self.endings.are_over()
             && !self.context.is_fetching()
             && self.context.pending_answers.lets_pass(frame)
             && self.blocking.lets_pass(frame, &self.context)
@@ -525,7 +528,7 @@ impl BackendSession for BrokerSession {
         self.after_renewal()?;
         self.after_question()?;
         self.after_disk();
-        if !self.published.is_empty() {
+        if !self.published.is_empty() || !self.endings.are_over() {
             // Flushed even without room: a message that has reached only some of its queues delays
             // dead-lettering and the log.
             self.flush(now);
@@ -584,13 +587,14 @@ impl BackendSession for BrokerSession {
                 timeout.as_millis()
             );
             // This is not an outcome of the operation that may be waiting for an answer.
-            self.close_channel(number, &Fault::new(ReplyCode::PreconditionFailed, text));
+            self.close_channel(number, Fault::new(ReplyCode::PreconditionFailed, text));
         }
         Ok(())
     }
 
     fn has_capacity(&self) -> bool {
         self.context.publish_gate.is_open()
+            && self.endings.are_over()
             && !self.context.is_fetching()
             && self.context.pending_answers.has_capacity()
             && self.incomplete.has_capacity()
@@ -620,6 +624,7 @@ impl BackendSession for BrokerSession {
     fn is_settled(&self) -> bool {
         self.unconfirmed.is_empty()
             && self.published.is_empty()
+            && self.endings.are_over()
             && self.context.pending_answers.is_empty()
             && !self.question.is_open()
     }
@@ -630,23 +635,30 @@ impl BackendSession for BrokerSession {
     }
 
     fn is_closed(&self) -> bool {
-        self.ended && self.context.pending_answers.is_empty()
+        self.has_ended() && self.context.pending_answers.is_empty()
     }
 
     fn end(&mut self, now: Instant) {
-        if std::mem::replace(&mut self.ended, true) {
-            return;
-        }
         self.context.set_time(now);
-        self.blocking = Blocking::default();
-        if let Some(waiting) = self.context.waiting_publish.take() {
-            self.incomplete.changed(waiting.bytes(), 0);
+        if !std::mem::replace(&mut self.ended, true) {
+            self.blocking = Blocking::default();
+            if let Some(waiting) = self.context.waiting_publish.take() {
+                self.incomplete.changed(waiting.bytes(), 0);
+            }
+            self.context.view.all_channels_closed();
+            let channels: Vec<_> = self.channels.drain().map(|(_, channel)| channel).collect();
+            self.endings.begin(channels, ChannelEndAnswer::Nothing);
+            let Self { context, endings, .. } = self;
+            endings.end_session(context.vhost.owned_queues(context.session));
         }
-        self.context.view.all_channels_closed();
-        let channels: Vec<_> = self.channels.drain().map(|(_, channel)| channel).collect();
-        self.end_channels(channels);
-        let Self { context, traces, .. } = self;
-        traces.finish(context.consumers.traces(), context.now, || context.tracer());
-        self.context.vhost.end_session(self.context.session);
+        self.continue_endings();
+        if self.endings.are_over() {
+            let Self { context, traces, .. } = self;
+            traces.finish(context.consumers.traces(), context.now, || context.tracer());
+        }
+    }
+
+    fn has_ended(&self) -> bool {
+        self.ended && self.endings.are_over()
     }
 }

@@ -149,21 +149,32 @@ impl Channel {
     }
 
     /// Begins the channel's end: its consumers take nothing any more. They and the unsettled deliveries are added to
-    /// `departure`.
-    pub(crate) fn depart(&mut self, departure: &mut ChannelTeardown) {
+    /// `teardown`.
+    pub(crate) fn begin_end(&mut self, teardown: &mut ChannelTeardown) {
         if let Mode::Tx(transaction) = &mut self.mode {
-            self.deliveries.restore(transaction.discard());
+            let (count, unsettled) = transaction.discard();
+            teardown.add(count, unsettled.map(|(_, entry)| entry));
         }
-        departure.add(self.deliveries.close());
-        for (_, consumer) in self.consumers.drain() {
-            departure.add_consumer(&consumer.queue, consumer.id);
-        }
+        self.deliveries.close(teardown);
+        let consumers = std::mem::take(&mut self.consumers);
+        teardown.add_consumers(consumers.into_values().map(|consumer| (consumer.queue, consumer.id)));
     }
 
-    /// Flushes what the channel has published, before anything comes back.
-    pub(crate) fn finish_publishing(&mut self, context: &ChannelContext) {
-        self.flush_all(context);
+    /// Flushes what the channel has published, before anything comes back, and completes a method that takes several turns;
+    /// returns `false` if this is to be called again in the next turn.
+    pub(crate) fn finish_publishing(
+        &mut self,
+        context: &ChannelContext,
+        teardown: &mut ChannelTeardown,
+    ) -> bool {
+        // The fault of a commit is of no interest any more.
+        if matches!(self.flush(context), Ok(false)) {
+            return false;
+        }
         self.leave_confirms(context);
+        // A commit that has failed returns what it was to settle.
+        self.deliveries.close(teardown);
+        true
     }
 
     fn confirm_select(&mut self, context: &ChannelContext, select: confirm::Select) -> Result<(), Fault> {

@@ -31,6 +31,8 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) struct AmqpConnection {
     core: ConnectionCore,
     phase: AmqpPhase,
+    /// The session once its end has begun, until it has [ended](BackendSession::has_ended), which may take several turns.
+    ending: Option<Box<dyn BackendSession>>,
     /// Open or closing, once past the handshake.
     life: ConnectionLife,
     /// Channels counted by `count_channels`; 0 before and after the session.
@@ -375,10 +377,18 @@ impl AmqpConnection {
                 self.core.deadline = Some(now + CLOSE_TIMEOUT);
                 return;
             }
-            session.end(now);
+            self.end(session, now);
         }
         self.send(connection::CloseOk {});
         self.finish();
+    }
+
+    /// Ends a session, which is no longer the client's. What does not fit into this turn follows in the next ones.
+    fn end(&mut self, mut session: Box<dyn BackendSession>, now: Instant) {
+        session.end(now);
+        if !session.has_ended() {
+            self.ending = Some(session);
+        }
     }
 
     fn take_method(&mut self, method: Method<'_>) -> Result<(), Fault> {
@@ -483,6 +493,7 @@ impl ProtocolState for AmqpConnection {
         let machine = ServerHandshake::new(external.unwrap_or_else(|| core.shared.offer()));
         Self {
             core,
+            ending: None,
             phase: AmqpPhase::Handshake(Box::new(Handshake {
                 machine,
                 admitted: false,
@@ -551,6 +562,9 @@ impl ProtocolState for AmqpConnection {
     }
 
     fn handle_nudge(&mut self, now: Instant) {
+        if let Some(session) = self.ending.take() {
+            self.end(session, now);
+        }
         if let Some(answer) = self.asking.as_ref().and_then(BackendRequest::take_answer) {
             self.answered(answer, now);
         }
@@ -575,7 +589,7 @@ impl ProtocolState for AmqpConnection {
                 }
                 // Any other error no longer concerns a client that is closing.
                 Ok(()) | Err(_) => {
-                    session.end(now);
+                    self.end_session(now);
                     self.send(connection::CloseOk {});
                     self.finish();
                 }
@@ -657,11 +671,22 @@ impl ProtocolState for AmqpConnection {
 
     fn end_session(&mut self, now: Instant) {
         self.note_upstreams();
-        if let AmqpPhase::Open(session) | AmqpPhase::Leaving(session) = &mut self.phase {
-            session.end(now);
+        let session = match std::mem::replace(&mut self.phase, AmqpPhase::Over) {
+            AmqpPhase::Open(session) | AmqpPhase::Leaving(session) => Some(session),
+            other => {
+                self.phase = other;
+                self.ending.take()
+            }
+        };
+        if let Some(session) = session {
+            self.end(session, now);
         }
         // A connection whose socket has failed gets no further.
         self.count_channels();
+    }
+
+    fn is_ending(&self) -> bool {
+        self.ending.is_some()
     }
 }
 

@@ -31,7 +31,7 @@ pub(crate) use connection::{Cancelled, ConnectionConsumers};
 pub(crate) use consumer::{BasicDeliver, ChannelConsumer, Form};
 pub(crate) use departure::ChannelTeardown;
 pub(crate) use inner::Settling;
-use inner::{Credit, DeliveringChannel, Standing};
+use inner::{Credit, DeliveringChannel, Standing, UsedCredit};
 pub(crate) use settlement::{DeliverySettlement, SETTLEMENT, Settlement};
 pub(crate) use traces::{TracePublisher, Traces};
 
@@ -188,12 +188,13 @@ impl Deliveries {
     }
 
     /// Removes one delivery, or with `multiple` all up to `tag` (all of them for tag 0). Returns `None` for a
-    /// tag that is not outstanding. Acknowledged ones are counted at `acked_at`. The caller settles the
-    /// deliveries with their queues, and then [resumes](Self::resume).
+    /// tag that is not outstanding. Acknowledged ones are counted at `acked_at`. The caller then settles them in this way,
+    /// by [`DeliverySettlement::apply`].
     pub(crate) fn settle(
         &self,
         tag: u64,
         multiple: bool,
+        how: DeliverySettlement,
         acked_at: Option<Timestamp>,
     ) -> Option<Vec<(u64, Unsettled)>> {
         let mut inner = self.inner.lock();
@@ -202,19 +203,31 @@ impl Deliveries {
         if let Some(now) = acked_at {
             inner.passing.add(0, DequeueCounts::acked(settled.len()), now);
         }
-        inner.release(&settled);
+        if !how.keeps_credit() {
+            inner.release(&settled);
+        }
         Some(settled)
     }
 
-    /// Like [`Deliveries::settle`], but keeps their credit: for a transaction, whose commit calls
-    /// [`Deliveries::release`] and whose rollback calls [`Deliveries::restore`].
+    /// Like [`Deliveries::settle`], but keeps their credit: for a transaction, whose commit calls [`Deliveries::release`] before
+    /// it settles them, and whose rollback calls [`Deliveries::restore`].
     pub(crate) fn hold(&self, tag: u64, multiple: bool) -> Option<Vec<(u64, Unsettled)>> {
         self.inner.lock().get_or_insert_default().take(tag, multiple)
     }
 
-    /// Gives back the credit of deliveries taken with `hold`. The caller then [resumes](Self::resume).
-    pub(crate) fn release(&self, held: &[(u64, Unsettled)]) {
-        self.inner.lock().get_or_insert_default().release(held);
+    /// Gives back the credit of deliveries taken with `hold` which are to be settled in this way, unless that comes after.
+    pub(crate) fn release(&self, held: &[(u64, Unsettled)], how: DeliverySettlement) {
+        if !how.keeps_credit() {
+            self.inner.lock().get_or_insert_default().release(held);
+        }
+    }
+
+    /// Gives back the credit of deliveries that have been requeued.
+    fn give_back(&self, used: &UsedCredit) {
+        let mut inner = self.inner.lock();
+        if let Some(inner) = inner.as_mut() {
+            used.iter().for_each(|(key, count)| inner.give_back(key, count));
+        }
     }
 
     /// Whether the oldest delivery has been unsettled for `timeout`. Each call records the next delivery tag,
@@ -242,23 +255,19 @@ impl Deliveries {
         })
     }
 
-    /// Removes all consumers and all deliveries, at the end of the channel. The consumers take nothing any more, though
-    /// they are still with their queues, which keep them for as long as the deliveries are away: [`ChannelTeardown`].
-    pub(crate) fn close(&self) -> Vec<(u64, Unsettled)> {
+    /// Removes all consumers and all deliveries, at the end of the channel, and adds the deliveries to `teardown`. The consumers
+    /// take nothing any more, though they are still with their queues, which keep them for as long as the deliveries are away.
+    pub(crate) fn close(&self, teardown: &mut ChannelTeardown) {
         let mut inner = self.inner.lock();
-        let Some(inner) = inner.as_mut() else { return Vec::new() };
+        let Some(inner) = inner.as_mut() else { return };
         for credit in inner.consumers.drain() {
             if let Standing::OutboxFull(ticket) = credit.standing {
                 self.connection.leave(ticket);
             }
         }
         inner.waiting.clear();
-        inner.take_all()
-    }
-
-    /// Removes all deliveries, for recover. The caller proceeds as after [`Deliveries::settle`].
-    pub(crate) fn take_all(&self) -> Vec<(u64, Unsettled)> {
-        self.inner.lock().as_mut().map(|inner| inner.take_all()).unwrap_or_default()
+        let (count, unsettled) = inner.take_at_end();
+        teardown.add(count, unsettled.into_iter().filter_map(|(_, entry)| entry));
     }
 
     /// Puts back deliveries taken with `hold`.

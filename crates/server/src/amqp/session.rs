@@ -73,8 +73,13 @@ pub(crate) trait BackendSession: Send {
     fn has_stored_publishes(&self) -> bool {
         true
     }
-    /// The connection has ended, in whatever way: flushes its publishes and releases everything it holds.
+    /// The connection has ended, in whatever way: flushes its publishes and releases everything it holds. If
+    /// [`BackendSession::has_ended`] is false after that, it is to be called again in the next turn, for which the outbox is nudged.
     fn end(&mut self, now: Instant);
+    /// Whether [`BackendSession::end`] has done everything.
+    fn has_ended(&self) -> bool {
+        true
+    }
     /// The same for a client that sends again by itself what has not been confirmed.
     fn discard(&mut self, now: Instant) {
         self.end(now);

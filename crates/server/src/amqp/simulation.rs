@@ -102,6 +102,20 @@ impl Conversation {
         self.received()
     }
 
+    /// Reads what has come, and returns the bodies of the messages in it, each of which has one frame.
+    fn bodies(&mut self) -> Vec<Vec<u8>> {
+        let bytes = self.outbox.read_all();
+        let mut rest = &bytes[..];
+        let mut bodies = Vec::new();
+        while let Some(frame) = Frame::parse(rest, 0).unwrap() {
+            if frame.kind == FrameKind::Body {
+                bodies.push(frame.payload.to_vec());
+            }
+            rest = &rest[frame.wire_len()..];
+        }
+        bodies
+    }
+
     fn received(&mut self) -> Vec<String> {
         let bytes = self.outbox.read_all();
         let mut rest = &bytes[..];

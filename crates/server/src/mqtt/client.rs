@@ -347,7 +347,8 @@ impl MqttClient {
             let is_refused = refused.next_if_eq(&(at as u64)).is_some();
             let Published { packet_id, matched, ticket } = published;
             match (packet_id, is_refused) {
-                (0, _) => {}
+                (0, _) if ticket.is_none() => {}
+                (0, _) => self.waiting.push_write(ticket.into(), self.hub.store(), &self.nudge),
                 (_, true) => self.wait(PendingReply::QueueFull { packet_id }, ticket.into()),
                 (_, false) => self.wait(
                     PendingReply::Accept { packet_id, matched },
@@ -423,8 +424,9 @@ const WRITTEN_SUBSCRIPTION: u32 = 30;
 /// Cost of each message in flight that is written to disk, in nanoseconds.
 const WRITTEN_MESSAGE: u32 = 300;
 
-/// Answers waiting for the disk at which the client is no longer read.
-const MAX_WAITING: usize = 1024;
+/// Answers and retained messages waiting for the disk at which the client is no longer read. So one client's retained messages
+/// lengthen a commit of the catalogue, for which other clients' confirms wait, by some milliseconds at most.
+pub(super) const MAX_WAITING: usize = 1024;
 
 impl MqttSession for MqttClient {
     fn identity(&self) -> ClientIdentity<'_> {

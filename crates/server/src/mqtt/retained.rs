@@ -35,6 +35,10 @@ pub(super) const MAX_VISITED: usize = 1000;
 /// Cost of one of them, in nanoseconds.
 pub(super) const VISITED: u32 = 150;
 
+/// Cost of a change of what is retained, in nanoseconds: of the tree, of the definitions on disk, and of the two flushes that
+/// keep the order of the topic's messages.
+const RETAINED: u32 = 2_500;
+
 /// One retained message.
 #[derive(Debug, PartialEq)]
 pub(super) struct RetainedMessage {
@@ -164,6 +168,7 @@ impl Retained {
         payload: Bytes,
         now: Timestamp,
     ) -> Result<Option<Ticket>, Full> {
+        work::charge(RETAINED, 1);
         if payload.is_empty() {
             return Ok(self.clear(topic));
         }

@@ -9,7 +9,8 @@ use super::session::PendingReply;
 /// The waiting actions of one client.
 #[derive(Default)]
 pub(super) struct PendingAnswers {
-    queue: AnswerQueue<PendingReply>,
+    /// `None` for a write that is not answered.
+    queue: AnswerQueue<Option<PendingReply>>,
     /// Number of entries that hold messages for the client.
     sends: usize,
     /// Number of entries that answer a SUBSCRIBE.
@@ -30,12 +31,27 @@ impl PendingAnswers {
         self.sends += usize::from(matches!(then, PendingReply::Send { .. }));
         self.subscribes += usize::from(matches!(then, PendingReply::Subscribed { .. }));
         self.until = self.until.and(point);
-        self.queue.push(then, point, store, nudge);
+        self.queue.push(Some(then), point, store, nudge);
+    }
+
+    /// Adds a write that is not answered, and yet counts among those that the client waits for.
+    pub(super) fn push_write(
+        &mut self,
+        point: DiskPoint,
+        store: Option<&Arc<Store>>,
+        nudge: &Arc<dyn Waiter>,
+    ) {
+        self.until = self.until.and(point);
+        self.queue.push(None, point, store, nudge);
     }
 
     /// The next action that is ready.
     pub(super) fn next(&mut self, store: Option<&Arc<Store>>) -> Option<PendingReply> {
-        let then = self.queue.next(store)?;
+        let then = loop {
+            if let Some(then) = self.queue.next(store)? {
+                break then;
+            }
+        };
         self.sends -= usize::from(matches!(then, PendingReply::Send { .. }));
         self.subscribes -= usize::from(matches!(then, PendingReply::Subscribed { .. }));
         Some(then)
@@ -67,6 +83,6 @@ impl PendingAnswers {
     /// Removes all actions when there is no client left to answer.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = PendingReply> {
         (self.sends, self.subscribes) = (0, 0);
-        self.queue.drain()
+        self.queue.drain().flatten()
     }
 }

@@ -180,5 +180,6 @@ pub(super) async fn finish<P: ProtocolState>(
         Ended::HandedOver(transit) => shared.leave(connection.take_departing(), stream, transit).await,
         ended => reason_of(connection.reason(), ended),
     };
+    connection.end().await;
     shared.closed(connection.take_record(), id, peer, sent, &reason);
 }

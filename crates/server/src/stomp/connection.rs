@@ -25,6 +25,8 @@ pub(crate) struct StompConnection {
     core: ConnectionCore,
     machine: machine::StompServerConnection,
     session: Option<Box<dyn StompSession>>,
+    /// The session once its end has begun, until it has [ended](StompSession::has_ended), which may take several turns.
+    ending: Option<Box<dyn StompSession>>,
     /// The login that the upstream is asked about. Nothing is read meanwhile.
     login: Option<StompLogin>,
     is_over: bool,
@@ -294,7 +296,7 @@ impl ProtocolState for StompConnection {
         let body_limit = shared.config.max_message_size.min(MAX_UNSPLIT_MESSAGE);
         let settings = StompSettings { body_limit, server: shared.product().to_owned() };
         let machine = machine::StompServerConnection::new(Arc::new(settings), now);
-        Self { core, machine, session: None, login: None, is_over: false, is_leaving: false }
+        Self { core, machine, session: None, ending: None, login: None, is_over: false, is_leaving: false }
     }
 
     fn core(&self) -> &ConnectionCore {
@@ -338,6 +340,9 @@ impl ProtocolState for StompConnection {
     }
 
     fn handle_nudge(&mut self, now: Instant) {
+        if self.is_ending() {
+            self.end_session(now);
+        }
         if let Some(answered) = self.login.as_ref().and_then(|login| login.poll(&mut self.core)) {
             self.login = None;
             self.logs_in(answered, now);
@@ -421,8 +426,13 @@ impl ProtocolState for StompConnection {
 
     fn end_session(&mut self, now: Instant) {
         self.note_upstreams();
-        if let Some(mut session) = self.session.take() {
+        if let Some(mut session) = self.session.take().or_else(|| self.ending.take()) {
             session.end(now);
+            self.ending = (!session.has_ended()).then_some(session);
         }
+    }
+
+    fn is_ending(&self) -> bool {
+        self.ending.is_some()
     }
 }

@@ -59,8 +59,13 @@ pub(super) trait StompSession: Send {
     fn upstreams(&self) -> Vec<String> {
         Vec::new()
     }
-    /// The connection has ended, in whatever way: flushes its publishes and releases everything it holds.
+    /// The connection has ended, in whatever way: flushes its publishes and releases everything it holds. If
+    /// [`StompSession::has_ended`] is false after that, it is to be called again in the next turn, for which the outbox is nudged.
     fn end(&mut self, now: Instant);
+    /// Whether [`StompSession::end`] has done everything.
+    fn has_ended(&self) -> bool {
+        true
+    }
 }
 
 /// A subscription that the backend has cancelled.

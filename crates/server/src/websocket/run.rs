@@ -90,6 +90,8 @@ where
         };
         let reason = protocol.take_reason();
         let reason = reason_of(reason.as_deref().or_else(|| protocol.inner_mut().reason()), ended);
+        // Boxed: needed only at the end.
+        Box::pin(protocol.inner_mut().end()).await;
         shared.closed(protocol.inner_mut().take_record(), id, peer, outbox.sent(), &reason);
         drop(listed);
     }

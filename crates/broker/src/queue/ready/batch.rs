@@ -42,6 +42,13 @@ impl ReturnedBatch {
             self.levels.entry(rank).or_default().insert(place, delivery, stored);
         }
     }
+
+    /// The messages alone.
+    pub(in crate::queue) fn into_ready(self) -> ReadyStore {
+        let mut ready = ReadyStore::new(self.order, self.stores);
+        ready.put_back_all(self);
+        ready
+    }
 }
 
 impl ReadyStore {

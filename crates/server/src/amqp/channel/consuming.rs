@@ -240,7 +240,7 @@ impl Channel {
             return Ok(());
         }
         let acked_at = (how == DeliverySettlement::Ack).then_some(context.now);
-        let unsettled = self.deliveries.settle(tag, multiple, acked_at).ok_or_else(unknown)?;
+        let unsettled = self.deliveries.settle(tag, multiple, how, acked_at).ok_or_else(unknown)?;
         self.give_back(context, unsettled, how, false);
         Ok(())
     }
@@ -255,7 +255,8 @@ impl Channel {
             return Err(Fault::new(ReplyCode::NotImplemented, "requeue=false"));
         }
         let how = DeliverySettlement::Requeue(Returned::Released);
-        self.give_back(context, self.deliveries.take_all(), how, is_answered);
+        let all = self.deliveries.settle(0, true, how, None).unwrap_or_default();
+        self.give_back(context, all, how, is_answered);
         Ok(())
     }
 
@@ -267,7 +268,7 @@ impl Channel {
         how: DeliverySettlement,
         is_recover: bool,
     ) {
-        match how.apply(unsettled, context.now) {
+        match how.apply(&self.deliveries, unsettled, context.now) {
             Some(rest) => {
                 context.settle_later(UnfinishedSettlement { channel: self.number, rest, is_recover });
             }
@@ -288,7 +289,6 @@ impl Channel {
     }
 
     fn settled(&self, context: &ChannelContext, is_recover: bool) {
-        self.deliveries.resume(context.now);
         if is_recover {
             context.send(self.number, basic::RecoverOk {});
         }

@@ -254,9 +254,9 @@ impl Channel {
         Ok(true)
     }
 
-    /// Flushes everything, however long it takes: the next operation must see all earlier publishes. The fault of a commit is
-    /// of no interest any more: only the end of the channel comes before it.
-    pub(crate) fn flush_all(&mut self, context: &ChannelContext) {
+    /// Flushes everything, however long it takes: the next operation must see all earlier publishes. No commit
+    /// is under way when a frame is taken.
+    pub(super) fn flush_all(&mut self, context: &ChannelContext) {
         while matches!(self.flush(context), Ok(false)) {}
     }
 

@@ -112,11 +112,13 @@ impl ChannelTransaction {
         self.settlements.push((how, unsettled));
     }
 
-    /// Discards what waits, but no commit that has begun. Returns the deliveries that are to be as before.
-    pub(super) fn discard(&mut self) -> Vec<(u64, Unsettled)> {
+    /// Discards what waits, but no commit that has begun. Returns the number of the deliveries that are to be as before, and
+    /// these.
+    pub(super) fn discard(&mut self) -> (usize, impl Iterator<Item = (u64, Unsettled)> + use<>) {
         let commit = self.commit.take();
         let discarded = std::mem::replace(self, Self { commit, ..Self::default() });
-        discarded.settlements.into_iter().flat_map(|(_, unsettled)| unsettled).collect()
+        let count = discarded.settlements.iter().map(|(_, unsettled)| unsettled.len()).sum();
+        (count, discarded.settlements.into_iter().flat_map(|(_, unsettled)| unsettled))
     }
 }
 
@@ -190,23 +192,19 @@ impl Channel {
     /// Carries out the settlements of a commit until the turn is over; returns whether all are done.
     fn settle_committed(&self, context: &ChannelContext, commit: &mut Commit) -> bool {
         loop {
-            if let Some(mut settling) = commit.settling.take() {
-                if !settling.proceed(context.now) {
-                    commit.settling = Some(settling);
-                    return false;
-                }
-                self.deliveries.resume(context.now);
+            if let Some(mut settling) = commit.settling.take()
+                && !settling.proceed(context.now)
+            {
+                commit.settling = Some(settling);
+                return false;
             }
             let Some((how, unsettled)) = commit.settlements.pop_front() else { return true };
-            self.deliveries.release(&unsettled);
+            self.deliveries.release(&unsettled, how);
             if how == DeliverySettlement::Ack {
                 self.deliveries.count(DequeueCounts::acked(unsettled.len()), context.now);
             }
             work::charge(SETTLEMENT, 1);
-            commit.settling = how.apply(unsettled, context.now);
-            if commit.settling.is_none() {
-                self.deliveries.resume(context.now);
-            }
+            commit.settling = how.apply(&self.deliveries, unsettled, context.now);
             if work::is_turn_over() && (commit.settling.is_some() || !commit.settlements.is_empty()) {
                 return false;
             }
@@ -246,8 +244,8 @@ impl Channel {
     }
 
     pub(super) fn tx_rollback(&mut self, context: &ChannelContext) -> Result<(), Fault> {
-        let unsettled = self.transaction()?.discard();
-        self.deliveries.restore(unsettled);
+        let (_, unsettled) = self.transaction()?.discard();
+        self.deliveries.restore(unsettled.collect());
         context.send(self.number, tx::RollbackOk {});
         Ok(())
     }

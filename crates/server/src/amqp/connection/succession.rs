@@ -166,6 +166,7 @@ impl AmqpConnection {
         let mut connection = Self {
             core,
             phase: AmqpPhase::Resuming(view),
+            ending: None,
             life: ConnectionLife::default(),
             channels: 0,
             intent: Intent::Pause,

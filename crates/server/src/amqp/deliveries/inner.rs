@@ -164,13 +164,16 @@ impl DeliveringChannel {
 
     /// Gives back the credit of deliveries that were removed.
     pub(super) fn release(&mut self, taken: &[(u64, Unsettled)]) {
-        for key in taken.iter().filter_map(|(_, entry)| entry.consumer) {
-            self.consumed_count -= 1;
-            if let Some(credit) = self.credit_mut(key) {
-                credit.unsettled -= 1;
-                if credit.standing == Standing::Exhausted && credit.has_own() {
-                    self.wait(key);
-                }
+        taken.iter().filter_map(|(_, entry)| entry.consumer).for_each(|key| self.give_back(key, 1));
+    }
+
+    /// Gives a consumer the credit of this number of deliveries back.
+    pub(super) fn give_back(&mut self, key: ConsumerKey, count: usize) {
+        self.consumed_count -= count;
+        if let Some(credit) = self.credit_mut(key) {
+            credit.unsettled -= count;
+            if credit.standing == Standing::Exhausted && credit.has_own() {
+                self.wait(key);
             }
         }
     }
@@ -211,11 +214,9 @@ impl DeliveringChannel {
         Some(taken)
     }
 
-    /// Takes all deliveries, and gives back the room that they took.
-    pub(super) fn take_all(&mut self) -> Vec<(u64, Unsettled)> {
-        let taken = self.take_up_to(0).unwrap_or_default();
-        self.release(&taken);
-        taken
+    /// Takes all deliveries of a channel that ends, and returns them with their number. Their credit is of no use any more.
+    pub(super) fn take_at_end(&mut self) -> (usize, VecDeque<(u64, Option<Unsettled>)>) {
+        (std::mem::take(&mut self.unsettled_count), std::mem::take(&mut self.unsettled))
     }
 
     /// Puts back deliveries that were taken: in their places as far as these are left, and the others with one merge, since an
@@ -249,6 +250,27 @@ impl DeliveringChannel {
         if capacity > RETAINED_CAPACITY && len < capacity / 4 {
             self.unsettled.shrink_to(RETAINED_CAPACITY.max(2 * len));
         }
+    }
+}
+
+/// The credit that deliveries have used, as the numbers of deliveries of consumers, some of which may be there repeatedly.
+#[derive(Debug, Default)]
+pub(super) struct UsedCredit(Vec<(ConsumerKey, usize)>);
+
+impl UsedCredit {
+    pub(super) fn by(unsettled: &[(u64, Unsettled)]) -> Self {
+        let mut used: Vec<(ConsumerKey, usize)> = Vec::new();
+        for key in unsettled.iter().filter_map(|(_, entry)| entry.consumer) {
+            match used.last_mut() {
+                Some((last, count)) if *last == key => *count += 1,
+                _ => used.push((key, 1)),
+            }
+        }
+        Self(used)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (ConsumerKey, usize)> {
+        self.0.iter().copied()
     }
 }
 

@@ -70,7 +70,7 @@ impl Protocol for Session {
         self.connection.resume(NOW);
     }
     fn handle_written(&mut self, _: Instant) {
-        for (_, entry) in self.deliveries.take_all() {
+        for (_, entry) in self.deliveries.settle(0, true, DeliverySettlement::Ack, None).unwrap_or_default() {
             entry.queue.ack(vec![entry.delivery], NOW);
         }
         self.deliveries.resume(NOW);

@@ -7,8 +7,9 @@ use broker::{Requeue, Returned, Timestamp};
 use hashbrown::HashMap;
 use sync::work;
 
-use super::Unsettled;
 use super::departure::by_queue;
+use super::inner::UsedCredit;
+use super::{Deliveries, Unsettled};
 
 /// The outcome of a delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,14 +24,29 @@ impl DeliverySettlement {
         if requeue { Self::Requeue(returned) } else { Self::Reject(returned) }
     }
 
-    /// Settles deliveries with their queues. Returns the rest of very many, for which the turn was not enough.
+    /// Whether the queue is to have the deliveries back before their credit is given back: a consumer with some credit left
+    /// would otherwise get newer messages before them.
+    pub(super) fn keeps_credit(self) -> bool {
+        matches!(self, Self::Requeue(_))
+    }
+
+    /// Settles deliveries of a channel with their queues, and [resumes](Deliveries::resume) its consumers. Returns the rest of
+    /// very many, for which the turn was not enough.
     #[must_use]
-    pub(crate) fn apply(self, unsettled: Vec<(u64, Unsettled)>, now: Timestamp) -> Option<Settlement> {
+    pub(crate) fn apply(
+        self,
+        deliveries: &Arc<Deliveries>,
+        unsettled: Vec<(u64, Unsettled)>,
+        now: Timestamp,
+    ) -> Option<Settlement> {
+        let used = if self.keeps_credit() { UsedCredit::by(&unsettled) } else { UsedCredit::default() };
         if unsettled.len() <= AT_ONCE {
             self.apply_all(unsettled, now);
+            deliveries.give_back(&used);
+            deliveries.resume(now);
             return None;
         }
-        let mut settlement = Settlement::new(self, unsettled);
+        let mut settlement = Settlement::new(self, deliveries, unsettled, used);
         (!settlement.proceed(now)).then_some(settlement)
     }
 
@@ -42,10 +58,12 @@ impl DeliverySettlement {
         match self {
             Self::Ack => acknowledge(unsettled, now),
             Self::Requeue(returned) => {
-                by_queue(unsettled).for_each(|(queue, back)| queue.requeue(back, returned, now));
+                let by_queue = by_queue(unsettled.into_iter().map(|(_, entry)| entry));
+                by_queue.into_iter().for_each(|(queue, back)| queue.requeue(back, returned, now));
             }
             Self::Reject(returned) => {
-                by_queue(unsettled).for_each(|(queue, refused)| queue.reject(refused, returned, now));
+                let by_queue = by_queue(unsettled.into_iter().map(|(_, entry)| entry));
+                by_queue.into_iter().for_each(|(queue, refused)| queue.reject(refused, returned, now));
             }
         }
     }
@@ -54,6 +72,10 @@ impl DeliverySettlement {
 /// Very many deliveries that are being settled in the same way.
 pub(crate) struct Settlement {
     how: DeliverySettlement,
+    /// Those of the channel.
+    deliveries: Arc<Deliveries>,
+    /// The credit to be given back at the end.
+    used: UsedCredit,
     rest: std::vec::IntoIter<(u64, Unsettled)>,
     /// Those that return, by queue: each queue has all of them at once.
     requeues: VecDeque<Requeue>,
@@ -62,12 +84,33 @@ pub(crate) struct Settlement {
 }
 
 impl Settlement {
-    fn new(how: DeliverySettlement, unsettled: Vec<(u64, Unsettled)>) -> Self {
-        Self { how, rest: unsettled.into_iter(), requeues: VecDeque::new(), by_id: HashMap::new() }
+    fn new(
+        how: DeliverySettlement,
+        deliveries: &Arc<Deliveries>,
+        unsettled: Vec<(u64, Unsettled)>,
+        used: UsedCredit,
+    ) -> Self {
+        Self {
+            how,
+            deliveries: Arc::clone(deliveries),
+            used,
+            rest: unsettled.into_iter(),
+            requeues: VecDeque::new(),
+            by_id: HashMap::new(),
+        }
     }
 
     /// Settles deliveries until the turn is over; returns whether all are settled.
     pub(crate) fn proceed(&mut self, now: Timestamp) -> bool {
+        let is_done = self.settle_some(now);
+        if is_done {
+            self.deliveries.give_back(&self.used);
+            self.deliveries.resume(now);
+        }
+        is_done
+    }
+
+    fn settle_some(&mut self, now: Timestamp) -> bool {
         while self.rest.len() > 0 {
             let most = self.rest.len();
             let step: Vec<_> = self.rest.by_ref().take(AT_ONCE).collect();
@@ -90,7 +133,7 @@ impl Settlement {
 
     fn prepare(&mut self, step: Vec<(u64, Unsettled)>, returned: Returned, most: usize) {
         work::charge(SETTLEMENT, step.len());
-        for (queue, deliveries) in by_queue(step) {
+        for (queue, deliveries) in by_queue(step.into_iter().map(|(_, entry)| entry)) {
             let at = *self.by_id.entry(queue.id()).or_insert_with(|| {
                 self.requeues.push_back(Requeue::new(&queue, returned, most));
                 self.requeues.len() - 1
@@ -113,7 +156,7 @@ fn acknowledge(unsettled: Vec<(u64, Unsettled)>, now: Timestamp) {
 }
 
 /// Deliveries that are settled in one step.
-const AT_ONCE: usize = 128;
+pub(super) const AT_ONCE: usize = 128;
 
 /// Nanoseconds charged for a settlement that is no part of its frame's cost: of a delivery that is settled together with
 /// others, or of one in a transaction.

@@ -92,7 +92,7 @@ impl Fixture {
     }
 
     fn settle(&self, tag: u64, multiple: bool) -> Option<Vec<u64>> {
-        let settled = self.deliveries.settle(tag, multiple, Some(NOW))?;
+        let settled = self.deliveries.settle(tag, multiple, DeliverySettlement::Ack, Some(NOW))?;
         let (tags, deliveries) = settled.into_iter().map(|(tag, entry)| (tag, entry.delivery)).unzip();
         self.queue.ack(deliveries, NOW);
         self.deliveries.resume(NOW);
@@ -183,7 +183,7 @@ fn of_a_channel_that_was_given_nothing_all_can_be_settled_and_no_tag() {
     let fixture = Fixture::new(AMPLE);
     assert_eq!(fixture.deliveries.passed(NOW), None);
     assert_eq!((fixture.deliveries.counts(), fixture.deliveries.next_tag()), ((0, 0), 1));
-    assert!(fixture.deliveries.take_all().is_empty() && !fixture.deliveries.is_in_use());
+    assert!(!fixture.deliveries.is_in_use());
     assert_eq!(fixture.settle(0, true), Some(vec![]));
     assert_eq!((fixture.settle(1, true), fixture.settle(1, false)), (None, None));
 }
@@ -269,7 +269,7 @@ fn held_deliveries_free_their_credit_at_commit_or_are_restored_at_rollback() {
     fixture.deliveries.restore(held);
     let held = fixture.deliveries.hold(0, true).unwrap();
     assert_eq!(held.iter().map(|(tag, _)| *tag).collect::<Vec<_>>(), [1, 2, 3]);
-    fixture.deliveries.release(&held);
+    fixture.deliveries.release(&held, DeliverySettlement::Ack);
     fixture.deliveries.resume(NOW);
     assert_eq!(fixture.delivered(), [4, 5, 6]);
 }
@@ -283,13 +283,13 @@ fn deliveries_restored_in_any_order_are_where_they_were_among_the_others() {
     let deliveries = &fixture.deliveries;
     let held = [7, 2, 5].map(|tag| deliveries.hold(tag, false).unwrap()).into_iter().flatten();
     let held: Vec<_> = held.chain(deliveries.hold(3, true).unwrap()).collect();
-    drop(deliveries.settle(6, false, None).unwrap());
+    drop(deliveries.settle(6, false, DeliverySettlement::Ack, None).unwrap());
     deliveries.restore(held);
     assert_eq!(deliveries.counts().1, 8);
-    assert!(deliveries.settle(6, true, None).is_none(), "it is settled");
-    let settled = deliveries.settle(5, true, None).unwrap();
+    assert!(deliveries.settle(6, true, DeliverySettlement::Ack, None).is_none(), "it is settled");
+    let settled = deliveries.settle(5, true, DeliverySettlement::Ack, None).unwrap();
     assert_eq!(settled.iter().map(|(tag, _)| *tag).collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
-    let rest = deliveries.settle(0, true, None).unwrap();
+    let rest = deliveries.settle(0, true, DeliverySettlement::Ack, None).unwrap();
     assert_eq!(rest.iter().map(|(tag, _)| *tag).collect::<Vec<_>>(), [7, 8, 9]);
 }
 
@@ -419,7 +419,7 @@ fn a_settlement_looks_at_few_of_very_many_full_consumers() {
     fixture.publish(3 * MANY);
     assert_eq!(fixture.delivered().len(), MANY, "all are full");
     for tag in 1..=MANY as u64 {
-        let settled = fixture.deliveries.settle(tag, false, None).unwrap();
+        let settled = fixture.deliveries.settle(tag, false, DeliverySettlement::Ack, None).unwrap();
         fixture.queue.ack(settled.into_iter().map(|(_, entry)| entry.delivery).collect(), NOW);
         let waiting = fixture.waiting();
         assert_eq!(waiting, 1, "only whose delivery it was");

@@ -4,6 +4,7 @@ use ::mqtt::packet::{Filters, Unsubscribe};
 use sync::work::{self, TURN};
 
 use super::*;
+use crate::mqtt::client::MAX_WAITING;
 use crate::mqtt::session::{MAX_SHARED, MAX_SUBSCRIPTIONS};
 
 fn subscribe<'b>(client: &Client, filters: impl IntoIterator<Item = &'b str>) -> Vec<u8> {
@@ -241,4 +242,37 @@ fn messages_to_a_client_with_filters_of_very_many_shapes_leave_others_their_turn
     (0..MANY).for_each(|_| _ = writer.publish(&mut world, &topic, QoS::AtMostOnce, 0));
     let turns = messages_in_turns(&mut client, MANY, SHAPES as u64 * 200);
     assert!(turns >= MANY / 2, "{turns} turns");
+}
+
+#[test]
+fn retained_messages_that_are_not_acknowledged_are_bounded_by_the_disk_and_by_the_turn() {
+    const MESSAGES: usize = 3_000;
+    let disk = SimDisk::new(1, 1 << 30);
+    let mut world = World::on(&disk);
+    let mut client = world.connected(MqttVersion::V311, "me", 0);
+    let topics: Vec<_> = (0..MESSAGES).map(|number| format!("t/{number:04}")).collect();
+    let mut bytes = Vec::new();
+    for topic in &topics {
+        let publish = PublishPacket { retain: true, ..message(topic, QoS::AtMostOnce, 0) };
+        Packet::Publish(publish).encode(client.version, &mut bytes);
+    }
+    let each = bytes.len() / MESSAGES;
+    let (mut turns, mut rounds, mut since_round) = (0, 0, 0);
+    while !bytes.is_empty() {
+        let turn = work::Turn::begin();
+        let taken = client.connection.handle_input(&bytes, client.now);
+        assert!(turn.spent() < 2 * u64::from(TURN), "{} ns in one turn", turn.spent());
+        drop(turn);
+        bytes.drain(..taken);
+        since_round += taken / each;
+        assert!(since_round <= MAX_WAITING, "{since_round} retained messages wait for the disk");
+        if client.connection.intent() == Intent::Pause {
+            world.round();
+            client.look();
+            assert_eq!(client.connection.intent(), Intent::Run);
+            (rounds, since_round) = (rounds + 1, 0);
+        }
+        turns += 1;
+    }
+    assert!(rounds >= 2 && turns > 10, "{rounds} rounds, {turns} turns");
 }

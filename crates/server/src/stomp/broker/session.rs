@@ -5,12 +5,13 @@ use std::time::{Duration, Instant};
 
 use amqp::error::ReplyCode;
 use broker::{
-    AuthorisedSession, BrokerError, DiskPoint, Flushed, FrontEnd, Publisher, Queue, SessionId, Store,
-    Timestamp, TracedConnection, Tracer, VirtualHost, Waiter,
+    AuthorisedSession, BrokerError, DiskPoint, Flushed, FrontEnd, OwnedQueues, Publisher, Queue, SessionId,
+    Store, Timestamp, TracedConnection, Tracer, VirtualHost, Waiter,
 };
 use hashbrown::HashMap;
 use stomp::server::{EventKind, Request, TransactionId};
 use stomp::{StompFault, StompVersion};
+use sync::work;
 use transport::Outbox;
 
 use super::receipts::Receipts;
@@ -64,7 +65,12 @@ pub(in crate::stomp) struct BrokerStompSession {
     waiting: Option<Box<Request<'static>>>,
     /// The receipt that it asks for, if it has failed.
     failed_receipt: Option<Box<str>>,
+    /// Set when the session's end begins.
     ended: bool,
+    /// The subscriptions that are ending: all of them, or one.
+    pub(super) teardown: Option<ChannelTeardown>,
+    /// The queues that end with the session, from the beginning of its end until they are deleted.
+    owned: Option<OwnedQueues>,
 }
 
 /// The session's environment: server, vhost and connection.
@@ -151,6 +157,8 @@ impl BrokerStompSession {
             waiting: None,
             failed_receipt: None,
             ended: false,
+            teardown: None,
+            owned: None,
         })
     }
 
@@ -207,7 +215,10 @@ impl BrokerStompSession {
                 self.subscribe(subscribe, &request.headers)?
             }
             EventKind::Unsubscribe { number, destination } => {
-                self.unsubscribe(*number, destination, &request.headers)?
+                if !self.end_subscription(*number) {
+                    return Ok(false);
+                }
+                self.unsubscribe(destination, &request.headers)?
             }
             EventKind::Settle(settle) => match self.settle(*settle)? {
                 Some(until) => until,
@@ -230,7 +241,10 @@ impl BrokerStompSession {
                 DiskPoint::default()
             }
             EventKind::Disconnect => {
-                self.end(now);
+                self.end_some();
+                if !self.has_ended() {
+                    return Ok(false);
+                }
                 DiskPoint::from(self.context.store().map(|store| store.end()))
             }
             EventKind::Send { .. } => DiskPoint::default(),
@@ -400,29 +414,64 @@ impl StompSession for BrokerStompSession {
 
     fn end(&mut self, now: Instant) {
         // A request that only waits for its next turn takes effect, as it would have in a longer one.
-        while self.waiting.is_some() && !self.question.is_open() && self.continue_waiting(now).is_ok() {}
-        if std::mem::replace(&mut self.ended, true) {
-            return;
+        while !self.ended
+            && self.waiting.is_some()
+            && !self.question.is_open()
+            && self.continue_waiting(now).is_ok()
+        {
+            if self.waiting.is_some() && work::is_turn_over() {
+                return;
+            }
         }
         self.set_time(now);
+        self.end_some();
+    }
+
+    fn has_ended(&self) -> bool {
+        self.ended && self.owned.is_none()
+    }
+}
+
+impl BrokerStompSession {
+    /// Ends the session, as far as the turn lasts.
+    fn end_some(&mut self) {
+        if !std::mem::replace(&mut self.ended, true) {
+            self.begin_end();
+        }
+        let now = self.context.now;
+        let is_back = self.teardown.as_mut().is_none_or(|teardown| teardown.proceed(now));
+        if !is_back {
+            return self.context.publish_gate.pause_for_turn();
+        }
+        self.teardown = None;
+        let Some(owned) = &mut self.owned else { return };
+        if !owned.delete_some() {
+            return self.context.publish_gate.pause_for_turn();
+        }
+        self.owned = None;
+        let Self { context, traces, .. } = self;
+        traces.finish(context.consumers.traces(), context.now, || context.tracer());
+        self.context.authorised.close_channel();
+        self.context.shared.metrics.channels_closed.add(1);
+    }
+
+    fn begin_end(&mut self) {
         // No subscription takes any more what the session publishes or gives back.
-        let mut departure = ChannelTeardown::default();
+        // One of an UNSUBSCRIBE is complete: that request has been performed before.
+        debug_assert!(self.teardown.is_none());
+        let mut teardown = ChannelTeardown::default();
         let replies = self.replies.drain().map(|(_, reply)| reply.subscription);
         let subscriptions = self.subscriptions.drain().map(|(_, own)| own).chain(replies);
-        subscriptions.for_each(|own| _ = own.end(&mut departure));
-        self.transactions.drain().for_each(|(_, transaction)| transaction.give_up(&mut departure));
-        self.commit.take().into_iter().for_each(|commit| commit.give_up(&mut departure));
+        subscriptions.for_each(|own| _ = own.end(&mut teardown));
+        self.transactions.drain().for_each(|(_, transaction)| transaction.give_up(&mut teardown));
+        self.commit.take().into_iter().for_each(|commit| commit.give_up(&mut teardown));
         if self.unflushed > 0 {
             let flushed = self.publisher.flush_all(self.context.now);
             self.flushed(&flushed);
         }
         self.blocked = None;
-        departure.leave(self.context.now);
-        let Self { context, traces, .. } = self;
-        traces.finish(context.consumers.traces(), context.now, || context.tracer());
-        self.context.vhost.end_session(self.context.session);
-        self.context.authorised.close_channel();
-        self.context.shared.metrics.channels_closed.add(1);
+        self.teardown = Some(teardown);
+        self.owned = Some(self.context.vhost.owned_queues(self.context.session));
     }
 }
 

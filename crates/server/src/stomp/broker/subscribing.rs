@@ -49,11 +49,11 @@ impl Subscription {
         self.queue.resume(self.id, now);
     }
 
-    /// Begins its end: it takes no messages any more, and is added to `departure` with the unacknowledged ones. Returns
+    /// Begins its end: it takes no messages any more, and is added to `teardown` with the unacknowledged ones. Returns
     /// the first delivery tag that it has not used.
-    pub(super) fn end(self, departure: &mut ChannelTeardown) -> u64 {
-        departure.add(self.deliveries.close());
-        departure.add_consumer(&self.queue, self.id);
+    pub(super) fn end(self, teardown: &mut ChannelTeardown) -> u64 {
+        self.deliveries.close(teardown);
+        teardown.add_consumers(std::iter::once((self.queue, self.id)));
         self.deliveries.next_tag()
     }
 }
@@ -157,20 +157,29 @@ impl BrokerStompSession {
         Ok(Subscription { deliveries, key, queue: Arc::clone(queue), id, tag })
     }
 
-    /// Ends a subscription. Deletes its queue, too, if the subscription is a durable one on a topic and the
-    /// client ends it permanently.
+    /// Ends a subscription, as far as the turn lasts; returns whether it has ended. If not, this is to be called again in the
+    /// next turn.
+    pub(super) fn end_subscription(&mut self, number: u64) -> bool {
+        if let Some(subscription) = self.subscriptions.remove(&number) {
+            let teardown = self.teardown.insert(ChannelTeardown::default());
+            let next_tag = subscription.end(teardown);
+            self.next_tag = self.next_tag.max(next_tag);
+        }
+        let now = self.context.now;
+        if self.teardown.as_mut().is_some_and(|teardown| !teardown.proceed(now)) {
+            return false;
+        }
+        self.teardown = None;
+        true
+    }
+
+    /// Deletes the queue of a subscription that has ended, if that is a durable one on a topic and the client ends it
+    /// permanently.
     pub(super) fn unsubscribe(
-        &mut self,
-        number: u64,
+        &self,
         destination: &str,
         headers: &Headers<'_>,
     ) -> Result<DiskPoint, StompFault> {
-        if let Some(subscription) = self.subscriptions.remove(&number) {
-            let mut departure = ChannelTeardown::default();
-            let next_tag = subscription.end(&mut departure);
-            departure.leave(self.context.now);
-            self.next_tag = self.next_tag.max(next_tag);
-        }
         let destination = parse(destination)?;
         if !matches!(destination, Destination::Topic(_)) || !is_durable(headers)? {
             return Ok(DiskPoint::default());
@@ -195,17 +204,14 @@ impl BrokerStompSession {
             None => {
                 let unknown = || unknown_delivery(settle.delivery_tag);
                 let own = self.subscriptions.get(&settle.subscription).ok_or_else(unknown)?;
-                let unsettled = own.deliveries.settle(settle.delivery_tag, settle.cumulative, None);
-                settlement_of(settle).apply(unsettled.ok_or_else(unknown)?, now)
+                let how = settlement_of(settle);
+                let unsettled = own.deliveries.settle(settle.delivery_tag, settle.cumulative, how, None);
+                how.apply(&own.deliveries, unsettled.ok_or_else(unknown)?, now)
             }
         };
         if rest.is_some() {
             self.settling = rest;
             return Ok(None);
-        }
-        // The broker may have cancelled it meanwhile.
-        if let Some(own) = self.subscriptions.get(&settle.subscription) {
-            own.deliveries.resume(now);
         }
         Ok(Some(DiskPoint::from(self.context.store().map(|store| store.end()))))
     }

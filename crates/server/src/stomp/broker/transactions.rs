@@ -37,10 +37,16 @@ struct TransactionSettlement {
     unsettled: Vec<(u64, Unsettled)>,
 }
 
+impl TransactionSettlement {
+    fn give_up(self, teardown: &mut ChannelTeardown) {
+        teardown.add(self.unsettled.len(), self.unsettled.into_iter().map(|(_, entry)| entry));
+    }
+}
+
 impl StompTransaction {
     /// Discards a transaction whose subscriptions end: its deliveries are to be requeued.
-    pub(super) fn give_up(self, departure: &mut ChannelTeardown) {
-        self.settlements.into_iter().for_each(|settlement| departure.add(settlement.unsettled));
+    pub(super) fn give_up(self, teardown: &mut ChannelTeardown) {
+        self.settlements.into_iter().for_each(|settlement| settlement.give_up(teardown));
     }
 }
 
@@ -55,7 +61,7 @@ pub(super) struct StompCommit {
     /// Those which have not been carried out yet: they follow the messages.
     settlements: VecDeque<TransactionSettlement>,
     /// The rest of one for which a turn was not enough.
-    settling: Option<(Arc<Deliveries>, Settlement)>,
+    settling: Option<Settlement>,
     /// There were some.
     settles: bool,
     /// The number of messages that full queues had refused before.
@@ -64,8 +70,8 @@ pub(super) struct StompCommit {
 
 impl StompCommit {
     /// Gives up the rest of a commit that has failed: the deliveries are to be requeued.
-    pub(super) fn give_up(self, departure: &mut ChannelTeardown) {
-        self.settlements.into_iter().for_each(|settlement| departure.add(settlement.unsettled));
+    pub(super) fn give_up(self, teardown: &mut ChannelTeardown) {
+        self.settlements.into_iter().for_each(|settlement| settlement.give_up(teardown));
     }
 }
 
@@ -150,21 +156,17 @@ impl BrokerStompSession {
         }
         let now = self.context.now;
         loop {
-            if let Some((deliveries, mut settling)) = commit.settling.take() {
-                if !settling.proceed(now) {
-                    commit.settling = Some((deliveries, settling));
-                    return Ok(false);
-                }
-                deliveries.resume(now);
+            if let Some(mut settling) = commit.settling.take()
+                && !settling.proceed(now)
+            {
+                commit.settling = Some(settling);
+                return Ok(false);
             }
             let Some(next) = commit.settlements.pop_front() else { return Ok(true) };
             let TransactionSettlement { how, deliveries, unsettled, .. } = next;
-            deliveries.release(&unsettled);
+            deliveries.release(&unsettled, how);
             work::charge(SETTLEMENT, 1);
-            match how.apply(unsettled, now) {
-                Some(rest) => commit.settling = Some((deliveries, rest)),
-                None => deliveries.resume(now),
-            }
+            commit.settling = how.apply(&deliveries, unsettled, now);
             if work::is_turn_over() {
                 return Ok(commit.settling.is_none() && commit.settlements.is_empty());
             }

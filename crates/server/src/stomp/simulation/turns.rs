@@ -218,3 +218,38 @@ fn an_abort_of_very_many_acks_leaves_them_to_be_acknowledged() {
     assert_eq!(turns(&mut client, 1).0, ["RECEIPT c "]);
     assert_eq!(own.unacked_count(), 0);
 }
+
+/// Takes turns until the client has an answer, or all its messages are back. Returns the answers, and the number of turns.
+fn turns_until_back(client: &mut Conversation, own: &Queue) -> (Vec<String>, usize) {
+    let all = HELD as u64;
+    for turns in 1..ENDLESS {
+        let answers = turn(client);
+        let counts = (own.message_count(), own.unacked_count());
+        if counts == (all, 0) {
+            return (answers, turns);
+        }
+        assert_eq!((answers, counts), (Vec::new(), (0, all)));
+    }
+    panic!("{} messages are not back", own.unacked_count());
+}
+
+#[test]
+fn the_end_of_a_subscription_with_very_many_messages_takes_turns_and_is_answered_after_the_last() {
+    for request in ["UNSUBSCRIBE\nid:1\nreceipt:r\n\n", "DISCONNECT\nreceipt:r\n\n"] {
+        let (mut client, own) = holding("client");
+        add_input(&mut client, &[request]);
+        let (answers, turns) = turns_until_back(&mut client, &own);
+        assert!(turns > 2, "{turns} turns");
+        assert_eq!((answers, own.consumer_count()), (vec!["RECEIPT r ".to_owned()], 0));
+    }
+}
+
+#[test]
+fn the_end_of_a_client_with_very_many_messages_takes_turns_though_it_is_gone() {
+    let (mut client, own) = holding("client");
+    let eof = Turn::begin();
+    client.connection.handle_eof();
+    drop(eof);
+    let (_, turns) = turns_until_back(&mut client, &own);
+    assert!(turns > 2, "{turns} turns");
+}
