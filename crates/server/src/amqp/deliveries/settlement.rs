@@ -30,8 +30,7 @@ impl DeliverySettlement {
             self.apply_all(unsettled, now);
             return None;
         }
-        let mut settlement = Settlement::new(self, unsettled);
-        (!settlement.proceed(now)).then_some(settlement)
+        Settlement::new(self, unsettled).proceed(now)
     }
 
     /// Settles deliveries: those that return with one call for each queue, which delivers them again only once it has all of
@@ -66,8 +65,9 @@ impl Settlement {
         Self { how, rest: unsettled.into_iter(), requeues: VecDeque::new(), by_id: HashMap::new() }
     }
 
-    /// Settles deliveries until the turn is over; returns whether all are settled.
-    pub(crate) fn proceed(&mut self, now: Timestamp) -> bool {
+    /// Settles deliveries until the turn is over; returns the rest.
+    #[must_use]
+    pub(crate) fn proceed(mut self, now: Timestamp) -> Option<Self> {
         while self.rest.len() > 0 {
             let most = self.rest.len();
             let step: Vec<_> = self.rest.by_ref().take(AT_ONCE).collect();
@@ -76,16 +76,20 @@ impl Settlement {
                 how => how.apply_all(step, now),
             }
             if work::is_turn_over() {
-                return self.rest.len() == 0 && self.requeues.is_empty();
+                return self.unfinished();
             }
         }
         while let Some(requeue) = self.requeues.pop_front() {
             requeue.finish(now);
             if work::is_turn_over() {
-                return self.requeues.is_empty();
+                break;
             }
         }
-        true
+        self.unfinished()
+    }
+
+    fn unfinished(self) -> Option<Self> {
+        (self.rest.len() > 0 || !self.requeues.is_empty()).then_some(self)
     }
 
     fn prepare(&mut self, step: Vec<(u64, Unsettled)>, returned: Returned, most: usize) {

@@ -32,8 +32,6 @@ pub(in crate::stomp) struct BrokerStompSession {
     pub(super) publisher: Publisher,
     /// Messages passed to the publisher since its last flush.
     pub(super) unflushed: u64,
-    /// Messages that full queues have refused.
-    pub(super) refused: usize,
     pub(super) receipts: Receipts,
     /// By subscription number.
     pub(super) subscriptions: HashMap<u64, Subscription>,
@@ -134,7 +132,6 @@ impl BrokerStompSession {
             publisher: context.authorised.publisher().of(FrontEnd::Stomp).in_session(session),
             context,
             unflushed: 0,
-            refused: 0,
             receipts: Receipts::default(),
             subscriptions: HashMap::new(),
             next_tag: 1,
@@ -168,7 +165,6 @@ impl BrokerStompSession {
 
     fn flushed(&mut self, flushed: &Flushed) {
         self.unflushed = 0;
-        self.refused += flushed.refused.len();
         self.receipts.flushed(flushed, self.context.vhost.store(), &self.context.nudge);
         let context = &self.context;
         if context.publish_gate.after(flushed, &context.vhost, context.now)
