@@ -254,8 +254,32 @@ impl BrokerStompSession {
             return Ok(());
         }
         let Some(request) = self.waiting.take() else { return Ok(()) };
-        let receipt = request.receipt().map(Into::into);
-        self.handle(&request, now).inspect_err(|_| self.failed_receipt = receipt)
+        match self.attempt(&request, now) {
+            Ok(true) => Ok(()),
+            Ok(false) => {
+                self.waiting = Some(request);
+                Ok(())
+            }
+            Err(fault) => {
+                self.failed_receipt = request.receipt().map(Into::into);
+                Err(fault)
+            }
+        }
+    }
+
+    /// Performs a request; returns `false` if it has to wait.
+    fn attempt(&mut self, request: &Request<'_>, now: Instant) -> Result<bool, StompFault> {
+        let outcome = self.perform(request, now);
+        let identity = self.context.authorised.identity();
+        match outcome {
+            Ok(false) => self.context.publish_gate.pause_for_turn(),
+            Err(ref fault) if self.question.ask(fault.is_unasked, identity, &self.context.outbox) => {}
+            done => {
+                self.question.over(identity);
+                return done;
+            }
+        }
+        Ok(false)
     }
 
     /// Interval at which to look for overdue deliveries.
@@ -291,23 +315,10 @@ impl StompSession for BrokerStompSession {
     }
 
     fn handle(&mut self, request: &Request<'_>, now: Instant) -> Result<(), StompFault> {
-        let outcome = self.perform(request, now);
-        let identity = self.context.authorised.identity();
-        let waits = match &outcome {
-            Ok(is_done) => {
-                if !is_done {
-                    self.context.publish_gate.pause_for_turn();
-                }
-                !is_done
-            }
-            Err(fault) => self.question.ask(fault.is_unasked, identity, &self.context.outbox),
-        };
-        if waits {
+        if !self.attempt(request, now)? {
             self.waiting = Some(Box::new(request.to_owned()));
-            return Ok(());
         }
-        self.question.over(self.context.authorised.identity());
-        outcome.map(drop)
+        Ok(())
     }
 
     fn start(&mut self, number: u64) {
