@@ -311,9 +311,8 @@ impl Hub {
         value: Vec<u8>,
         in_flight: InFlightOf<'_>,
     ) -> Option<Ticket> {
-        let key = disk::key(&[&in_flight.owner.vhost, &in_flight.owner.client_id]);
         let mut changes = in_flight.all_changes();
-        changes.push(Change::put(Section::MqttSessions, key, value));
+        changes.push(session_change(in_flight.owner, value));
         vhost.note(|catalogue| catalogue.note(changes))
     }
 
@@ -642,6 +641,11 @@ pub(super) fn group_queue(filter: TopicFilter<'_>) -> Option<String> {
     };
     let levels: Vec<&str> = filter.filter().split('/').map(exchanged).collect();
     Some(group_queue_name(filter.group()?, &routing_key_to_topic(&levels.join("/"))))
+}
+
+/// The change that writes a session with this record, without its messages in flight.
+pub(super) fn session_change(owner: &Owner, value: Vec<u8>) -> Change {
+    Change::put(Section::MqttSessions, disk::key(&[&owner.vhost, &owner.client_id]), value)
 }
 
 /// Refuses a record of this key, if there is one, that no version so far has written.

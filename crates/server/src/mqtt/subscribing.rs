@@ -93,7 +93,7 @@ impl MqttClient {
             }
         }
         let WaitingSubscribe { packet_id, reasons, ticket, .. } = subscribing;
-        let ticket = ticket.max(self.persist(engine.session()));
+        let ticket = ticket.max(self.persist_subscriptions(engine.session()));
         self.wait(PendingReply::Subscribed { packet_id, reasons }, ticket.into());
     }
 
@@ -413,7 +413,7 @@ impl MqttClient {
             reasons.push(ReasonCode::Success);
         }
         let WaitingUnsubscribe { packet_id, reasons, ticket, .. } = unsubscribing;
-        let ticket = ticket.max(self.persist(engine.session()));
+        let ticket = ticket.max(self.persist_subscriptions(engine.session()));
         self.wait(PendingReply::Unsubscribed { packet_id, reasons }, ticket.into());
     }
 
