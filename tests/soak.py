@@ -26,7 +26,7 @@ DIRECTORY = ROOT / "target" / "soak"
 CRASH_SEEDS = 2000
 SPOOL_SEEDS = 50
 SPOOL_KILLS = 2
-PROGRAMS, TIMED = 300, 60
+PROGRAMS, TIMED_PROGRAMS = 300, 60
 HOSTILE_CLIENTS = 3000
 EXAMPLES = 15
 FUZZ_SECONDS = 20
@@ -102,8 +102,8 @@ def simulated(tests, filters, seed, seeds):
 def differential(seed):
     for number in itertools.count(seed):
         for release in RELEASES:
-            counts = ["--programs", PROGRAMS, "--timed", TIMED, "--seed", number, "--failures", 1]
-            again = f"make differential RELEASES={release} PROGRAMS={PROGRAMS} TIMED={TIMED} SEED={number}"
+            counts = ["--programs", PROGRAMS, "--timed", TIMED_PROGRAMS, "--seed", number, "--failures", 1]
+            again = f"make differential RELEASES={release} PROGRAMS={PROGRAMS} TIMED={TIMED_PROGRAMS} SEED={number}"
             yield Batch([sys.executable, "tests/differential/run.py", "--release", release, *counts], again, str(number))
 
 

@@ -29,8 +29,8 @@ from harness.process import reset_peak_memory
 SIZE = 1024
 QUEUE = "outage"
 MEBIBYTE = 1 << 20
-# Disk space per byte of a message, for the spool, the broker and their journals together.
-ROOM = 2.5
+# Bytes of disk space per byte of a message: for the spool, the broker and their journals together.
+DISK_FACTOR = 2.5
 # Published while the spool drains: messages per batch, and seconds between batches.
 BATCH, PAUSE = 50, 0.05
 
@@ -38,7 +38,7 @@ BATCH, PAUSE = 50, 0.05
 def main():
     options = arguments()
     with tempfile.TemporaryDirectory() as directory, Servers(directory) as servers:
-        needed = int(options.messages * SIZE * ROOM) + (2 << 30)
+        needed = int(options.messages * SIZE * DISK_FACTOR) + (2 << 30)
         if shutil.disk_usage(directory).free < needed:
             sys.exit(f"{directory}: needs {needed // MEBIBYTE} MiB of free disk; TMPDIR names another one")
         outage = Outage(servers, options)

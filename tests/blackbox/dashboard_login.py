@@ -27,6 +27,12 @@ def test_a_failed_login_shows_the_reason_and_can_be_retried(visit):
     assert [line for line in visit.window.complaints() if "401" not in line] == []
 
 
+def test_a_failed_login_names_the_rule_for_guest(visit):
+    visit.open()
+    visit.log_in(password="wrong")
+    visit.window.wait_for_text("#login-state", "guest may log in from the server's machine only\\.$")
+
+
 def test_a_password_stays_in_this_tab_and_out_of_the_address(visit):
     visit.enter("queues")
     kept = visit.window.evaluate("return [Object.keys(sessionStorage), localStorage.length, document.cookie]")

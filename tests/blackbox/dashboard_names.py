@@ -100,21 +100,3 @@ def test_a_refused_name_is_explained(visit, server):
         visit.enter(f"{kind}s", user="bound", password="secret")
         visit.press(f"Declare a{'n' if kind == 'exchange' else ''} {kind}")
         assert refusal(visit, "yours").startswith("Access refused: your permissions do not cover this name")
-
-
-def test_a_queue_is_declared_with_a_type(visit, server):
-    visit.enter("queues")
-    visit.press("Declare a queue")
-    visit.wait("document.querySelector('dialog[open]')")
-    suggested = "return [...document.querySelectorAll('dialog .arguments option')].map(({ value }) => value)"
-    assert {"x-queue-type", "x-delivery-limit"} <= set(visit.window.evaluate(suggested))
-    visit.answer("Declare", name="replicated", type="quorum")
-    visit.wait("document.querySelector('#view h1').textContent === 'Queue replicated'")
-    told = ask(server, "GET", "queues/%2F/replicated")
-    assert (told["type"], told["arguments"]["x-queue-type"]) == ("quorum", "quorum")
-
-
-def test_a_failed_login_names_the_rule_for_guest(visit):
-    visit.open()
-    visit.log_in(password="wrong")
-    visit.window.wait_for_text("#login-state", "guest may log in from the server's machine only\\.$")

@@ -100,6 +100,18 @@ def test_a_queue_is_declared_filled_looked_into_emptied_and_deleted(visit, serve
     assert visit.violations() == []
 
 
+def test_a_queue_is_declared_with_a_type(visit, server):
+    visit.enter("queues")
+    visit.press("Declare a queue")
+    visit.wait("document.querySelector('dialog[open]')")
+    suggested = "return [...document.querySelectorAll('dialog .arguments option')].map(({ value }) => value)"
+    assert {"x-queue-type", "x-delivery-limit"} <= set(visit.window.evaluate(suggested))
+    visit.answer("Declare", name="replicated", type="quorum")
+    visit.wait("document.querySelector('#view h1').textContent === 'Queue replicated'")
+    told = ask(server, "GET", "queues/%2F/replicated")
+    assert (told["type"], told["arguments"]["x-queue-type"]) == ("quorum", "quorum")
+
+
 def test_a_message_keeps_its_properties_and_headers(visit):
     visit.enter("queues")
     declare(visit, "headers")

@@ -1,4 +1,4 @@
-"""Policies apply to the queues to which RabbitMQ applies them, with the same limits."""
+"""Policies and limits of queues, and their nodes and types over HTTP, as in RabbitMQ."""
 
 import contextlib
 
@@ -32,7 +32,7 @@ def same(both, step):
 
 
 def publish(channel, queue, count):
-    """How many the queue confirms."""
+    """Publishes messages; returns how many the queue confirms."""
     confirmed = 0
     for number in range(count):
         with contextlib.suppress(NackError):
@@ -46,7 +46,7 @@ def declare(channel, queue, kind, **arguments):
 
 
 def bodies(channel, queue):
-    """What is left, and is gone then."""
+    """Takes all messages out of the queue."""
     found = []
     while (got := channel.basic_get(queue, auto_ack=True))[0]:
         found.append(got[2].decode())

@@ -71,15 +71,15 @@ class Publisher(threading.Thread):
         super().__init__()
         self.client = pika.BlockingConnection(pika.URLParameters(server.uri))
         self.channels = [PublishingChannel(self.client, f"{name}.{number}") for number in range(CHANNELS)]
-        self.dice = random.Random(seed)
+        self.rng = random.Random(seed)
         self.start()
 
     def run(self):
         with contextlib.suppress(pika.exceptions.AMQPError):
             while True:
                 for channel in self.channels:
-                    while len(channel.open) < WINDOW and self.dice.random() < 0.9:
-                        channel.publish(self.dice.choice(QUEUES))
+                    while len(channel.open) < WINDOW and self.rng.random() < 0.9:
+                        channel.publish(self.rng.choice(QUEUES))
                 self.client.process_data_events(0.01)
 
 
@@ -88,24 +88,24 @@ class FlappingLink(threading.Thread):
 
     def __init__(self, link, seed):
         super().__init__()
-        self.link, self.dice = link, random.Random(seed)
+        self.link, self.rng = link, random.Random(seed)
         self.end, self.losses = threading.Event(), 0
         self.start()
 
     def run(self):
         while not self.end.is_set():
-            weather = self.dice.choice(["cut", "frozen", "refused", "silent", "calm"])
-            if weather == "frozen":
+            fault = self.rng.choice(["cut", "frozen", "refused", "silent", "none"])
+            if fault == "frozen":
                 self.link.flows.clear()
-            self.link.refuses = weather == "refused"
-            if weather in ("cut", "refused", "silent"):
-                lose = self.link.close if weather == "silent" else self.link.cut
+            self.link.refuses = fault == "refused"
+            if fault in ("cut", "refused", "silent"):
+                lose = self.link.close if fault == "silent" else self.link.cut
                 lose()
                 self.losses += 1
-            self.end.wait(self.dice.uniform(0.005, 0.1))
-            self.calm()
+            self.end.wait(self.rng.uniform(0.005, 0.1))
+            self.restore()
 
-    def calm(self):
+    def restore(self):
         self.link.refuses = False
         self.link.flows.set()
         self.link.reopen()

@@ -167,45 +167,45 @@ def test_a_relay_is_the_same_compressed(tmp_path):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_any_zlib_output_survives_a_round_trip_through_the_relay(tmp_path, seed):
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     with Echo() as echo, relay(tmp_path, echo.url, *ON) as (_server, port), CompressingRelayWire(port) as wire:
         for _ in range(15):
-            data = some_data(dice)
-            send_in_fragments(wire, dice, deflated_somehow(dice, data))
+            data = some_data(rng)
+            send_in_fragments(wire, rng, deflated_somehow(rng, data))
             assert read_bytes(wire, len(data)) == data
 
 
-def send_in_fragments(wire, dice, content):
+def send_in_fragments(wire, rng, content):
     first = COMPRESSED | BINARY
-    while len(content) > (size := dice.choice([1, 7, 1000, 70_000, len(content)])):
+    while len(content) > (size := rng.choice([1, 7, 1000, 70_000, len(content)])):
         wire.send_frame(first, content[:size])
         first, content = CONTINUATION, content[size:]
     wire.send_frame(FIN | first, content)
 
 
-def some_data(dice):
+def some_data(rng):
     """Noise, repetition, or words; sometimes empty."""
-    size = dice.choice([0, 1, 100, 5_000, 300_000])
-    kind = dice.randrange(3)
+    size = rng.choice([0, 1, 100, 5_000, 300_000])
+    kind = rng.randrange(3)
     if kind == 0:
-        return dice.randbytes(size)
+        return rng.randbytes(size)
     if kind == 1:
-        return bytes([dice.randrange(256)]) * size
-    return (b" ".join(dice.choices([b"queue", b"exchange", b"binding", b"\x00\xff"], k=size // 5 + 1)))[:size]
+        return bytes([rng.randrange(256)]) * size
+    return (b" ".join(rng.choices([b"queue", b"exchange", b"binding", b"\x00\xff"], k=size // 5 + 1)))[:size]
 
 
-def deflated_somehow(dice, data):
+def deflated_somehow(rng, data):
     """With random settings, in flushed blocks, and sometimes with a final block."""
     strategies = [zlib.Z_DEFAULT_STRATEGY, zlib.Z_FILTERED, zlib.Z_HUFFMAN_ONLY, zlib.Z_RLE, zlib.Z_FIXED]
-    settings = dice.randint(0, 9), zlib.DEFLATED, -dice.randint(9, 15), dice.randint(1, 9), dice.choice(strategies)
+    settings = rng.randint(0, 9), zlib.DEFLATED, -rng.randint(9, 15), rng.randint(1, 9), rng.choice(strategies)
     compressor = zlib.compressobj(*settings)
     content, at = b"", 0
     while at < len(data):
-        size = dice.choice([10, 5_000, len(data)])
+        size = rng.choice([10, 5_000, len(data)])
         content += compressor.compress(data[at : at + size])
-        content += compressor.flush(dice.choice([zlib.Z_SYNC_FLUSH, zlib.Z_FULL_FLUSH, zlib.Z_NO_FLUSH]))
+        content += compressor.flush(rng.choice([zlib.Z_SYNC_FLUSH, zlib.Z_FULL_FLUSH, zlib.Z_NO_FLUSH]))
         at += size
-    if dice.random() < 0.3:
+    if rng.random() < 0.3:
         # RFC 7692, 7.2.3.4: an empty block without its length follows a final block.
         return content + compressor.flush(zlib.Z_FINISH) + b"\x00"
     return (content + compressor.flush(zlib.Z_SYNC_FLUSH))[:-4]

@@ -103,8 +103,7 @@ pub(crate) async fn run(
     relays.serve(of_relays, &server, &config, &tls);
     notifier.keep(&sockets);
     offer.open(sockets, server.clone(), embedded(&backend), succession.has_replaced());
-    let upgrades =
-        Upgrades::serve_of_process(&offer, &drain, &drainer, upgrade).map_err(ServeError::TakeOver)?;
+    let upgrades = Upgrades::serve_of_process(&offer, &drainer, upgrade).map_err(ServeError::TakeOver)?;
     // Operators come after clients; readiness is announced when both are served.
     let reloader = Arc::new(Reloader {
         flags,

@@ -112,7 +112,7 @@ impl Drainer {
 
     /// Passes a second signal on, after which nobody waits for a drain.
     fn interrupt_again(&self) {
-        if *self.reason.borrow() == Some(DrainReason::Asked) {
+        if self.is_for_service() {
             self.end_successor();
         }
     }
@@ -142,6 +142,11 @@ impl Drainer {
             Ok(()) | Err(rustix::io::Errno::SRCH) => {}
             Err(error) => tracing::warn!(%error, "cannot end the successor"),
         }
+    }
+
+    /// Whether the service is to end, and no successor has taken over.
+    pub(crate) fn is_for_service(&self) -> bool {
+        *self.reason.borrow() == Some(DrainReason::Asked)
     }
 
     /// Requests the drain for a successor, which waits for the end if it is to be `at_once`.
@@ -199,11 +204,6 @@ pub(crate) struct Caught {
 }
 
 impl DrainRequest {
-    /// Whether the service is to end, and no successor has taken over.
-    pub(crate) fn is_for_service(&self) -> bool {
-        *self.0.borrow() == Some(DrainReason::Asked)
-    }
-
     /// Waits until a drain is requested, and returns why; at once if it already has been.
     pub(crate) async fn wait(&mut self) -> DrainReason {
         // An error means that the task that watches the signals is gone. None can then arrive, and draining is

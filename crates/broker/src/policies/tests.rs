@@ -29,6 +29,11 @@ fn policy(name: &str, pattern: &str, priority: i64, definition: &str) -> Policy 
     Policy { name: name.into(), pattern, priority, apply_to: ApplyTo::All, definition }
 }
 
+fn set_operator_policy(vhost: &Arc<VirtualHost>, policy: Policy, now: Timestamp) {
+    vhost.put_operator_policy(policy);
+    vhost.apply_policies(now);
+}
+
 fn queue(vhost: &Arc<VirtualHost>, name: &str, arguments: &[(&str, FieldValue)]) -> Arc<Queue> {
     let arguments: FieldTable = arguments.iter().cloned().collect();
     let bytes = arguments.encode();
@@ -60,7 +65,7 @@ fn of_equal_priorities_the_first_name_applies_whatever_was_put_last() {
     let [small, generous] = [("small", r#"{"max-length": 5}"#), ("generous", r#"{"max-length": 1000}"#)];
     for (name, definition) in [small, generous, small, generous, generous] {
         vhost.set_policy(policy(name, "^q", 0, definition), NOW);
-        vhost.set_operator_policy(policy(name, "^q", 0, r#"{"expires": 9}"#), NOW);
+        set_operator_policy(&vhost, policy(name, "^q", 0, r#"{"expires": 9}"#), NOW);
     }
     assert_eq!(queue.arguments().max_length, Some(1000));
     let (name, operator) = vhost.with_policies(|policies| policies.names_for(&queue), |names| names);
@@ -95,7 +100,7 @@ fn in_rabbitmq_4_a_negative_delivery_limit_does_not_lift_a_policys() {
         let broker = Broker::new(BrokerConfig { compatibility, ..BrokerConfig::default() });
         let vhost = broker.vhost("/").unwrap();
         vhost.set_policy(policy("p", "^p", 0, r#"{"delivery-limit": 3}"#), NOW);
-        vhost.set_operator_policy(policy("o", "^o", 0, r#"{"delivery-limit": 3}"#), NOW);
+        set_operator_policy(&vhost, policy("o", "^o", 0, r#"{"delivery-limit": 3}"#), NOW);
         let found = [("p", -1), ("o", -1), ("po", 2)].map(|(name, limit)| {
             let own = [quorum.clone(), ("x-delivery-limit", FieldValue::I32(limit))];
             queue(&vhost, name, &own).arguments().delivery_limit.unwrap()
@@ -121,7 +126,7 @@ fn the_lowest_number_applies_and_otherwise_the_argument() {
     let definition = r#"{"max-length": 5, "overflow": "reject-publish", "dead-letter-routing-key": "policy",
         "dead-letter-exchange": "policy"}"#;
     vhost.set_policy(policy("p", "", 0, definition), NOW);
-    vhost.set_operator_policy(policy("o", "", 0, r#"{"max-length": 4, "expires": 9}"#), NOW);
+    set_operator_policy(&vhost, policy("o", "", 0, r#"{"max-length": 4, "expires": 9}"#), NOW);
     let own = [
         ("x-max-length", FieldValue::I32(8)),
         ("x-expires", FieldValue::I32(6)),

@@ -42,12 +42,6 @@ impl VirtualHost {
         self.apply_policies(now);
     }
 
-    /// Adds an operator policy, or changes the one with its name.
-    pub fn set_operator_policy(self: &Arc<Self>, policy: Policy, now: Timestamp) {
-        self.put_operator_policy(policy);
-        self.apply_policies(now);
-    }
-
     /// Like [`Self::set_policy`], but existing queues and exchanges change only when policies are
     /// [applied](Self::apply_policies).
     pub(crate) fn put_policy(&self, policy: Policy) {

@@ -318,8 +318,7 @@ fn mistyped_target(directive: &str) -> Option<(&str, &'static str)> {
 }
 
 /// The crates that log.
-const LOG_TARGETS: [&str; 11] =
-    ["admin", "auth", "broker", "leveret", "mqtt", "proxy", "server", "spool", "stomp", "store", "transport"];
+const LOG_TARGETS: [&str; 7] = ["admin", "auth", "broker", "leveret", "proxy", "server", "store"];
 
 const LOG_LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
@@ -467,6 +466,22 @@ mod tests {
                 ),
             );
         }
+    }
+
+    #[test]
+    fn the_log_targets_are_the_crates_that_depend_on_tracing() {
+        let crates = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let mut logging: Vec<String> = std::fs::read_dir(crates)
+            .unwrap()
+            .map(|entry| entry.unwrap())
+            .filter(|entry| {
+                let manifest = std::fs::read_to_string(entry.path().join("Cargo.toml")).unwrap();
+                manifest.lines().any(|line| line == "tracing.workspace = true")
+            })
+            .map(|entry| entry.file_name().into_string().unwrap())
+            .collect();
+        logging.sort_unstable();
+        assert_eq!(logging, LOG_TARGETS);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 use super::spawn::Successor;
 use super::{ANSWER_TIMEOUT, Offer};
 use crate::notify;
-use crate::signals::{ActionRequests, DrainRequest, Drainer};
+use crate::signals::{ActionRequests, Drainer};
 
 /// The program of this process and its arguments.
 #[derive(Debug)]
@@ -74,7 +74,6 @@ impl Program {
 pub(crate) struct Upgrades {
     program: Program,
     offer: Offer,
-    drain: DrainRequest,
     drainer: Drainer,
     last: Mutex<Option<Attempt>>,
     /// Notified when a successor has ended.
@@ -126,14 +125,13 @@ impl Upgrades {
     /// The system does not tell which program it runs.
     pub(crate) fn serve_of_process(
         offer: &Offer,
-        drain: &DrainRequest,
         drainer: &Drainer,
         requests: ActionRequests,
     ) -> io::Result<Arc<Self>> {
         let program = Program::of_process()?;
-        let (offer, drain, drainer) = (offer.clone(), drain.clone(), drainer.clone());
+        let (offer, drainer) = (offer.clone(), drainer.clone());
         let (last, ended) = (Mutex::default(), Notify::new());
-        let upgrades = Arc::new(Self { program, offer, drain, drainer, last, ended });
+        let upgrades = Arc::new(Self { program, offer, drainer, last, ended });
         tokio::spawn(Arc::clone(&upgrades).serve(requests));
         Ok(upgrades)
     }
@@ -171,7 +169,7 @@ impl Upgrades {
         let upgrades = Arc::clone(self);
         let watch = move || {
             let ended = successor.wait();
-            if upgrades.drain.is_for_service() {
+            if upgrades.drainer.is_for_service() {
                 tracing::info!(process, %ended, "upgrade: successor ended as well");
             } else {
                 tracing::error!(process, %ended, "upgrade: successor exited");
@@ -186,7 +184,7 @@ impl Upgrades {
     /// Waits until the successor has ended that was asked to when this process was; not for one that has taken over.
     pub(crate) async fn successor_ended(&self) {
         let ended = async {
-            while self.drain.is_for_service() && self.is_under_way() {
+            while self.drainer.is_for_service() && self.is_under_way() {
                 self.ended.notified().await;
             }
         };

@@ -8,6 +8,7 @@
 //! take more notifies its queue and waits for what it lacks: credit of its own (settling one of its deliveries
 //! resumes it), the channel's credit (in a wait queue here), or room in the outbox ([`ConnectionConsumers`]).
 
+mod committed;
 mod connection;
 mod consumer;
 mod departure;
@@ -27,6 +28,7 @@ use sync::{Mutex, Rank};
 
 use super::content::Destination;
 
+pub(crate) use committed::{CommittedSettlements, HeldSettlement};
 pub(crate) use connection::{Cancelled, ConnectionConsumers};
 pub(crate) use consumer::{BasicDeliver, ChannelConsumer, Form};
 pub(crate) use departure::ChannelTeardown;
@@ -216,9 +218,15 @@ impl Deliveries {
     }
 
     /// Gives back the credit of deliveries taken with `hold` which are to be settled in this way, unless that comes after.
-    pub(crate) fn release(&self, held: &[(u64, Unsettled)], how: DeliverySettlement) {
+    /// Acknowledged ones are counted.
+    fn release(&self, held: &[(u64, Unsettled)], how: DeliverySettlement, now: Timestamp) {
+        let mut inner = self.inner.lock();
+        let inner = inner.get_or_insert_default();
+        if how == DeliverySettlement::Ack {
+            inner.passing.add(0, DequeueCounts::acked(held.len()), now);
+        }
         if !how.keeps_credit() {
-            self.inner.lock().get_or_insert_default().release(held);
+            inner.release(held);
         }
     }
 

@@ -28,7 +28,7 @@ use transport::Outbox;
 use super::delivering::ConsumedQueue;
 use super::detached::{DetachedSession, PendingWill, UnackedDelivery, WillAuthor, Written};
 use super::disk;
-use super::hub::{BrokerClaim, Hub};
+use super::hub::{BrokerClaim, Hub, session_change};
 use super::in_flight::InFlightOf;
 use super::inbox::Inbox;
 use super::message::{Incoming, MessageMapping, check_length, to_amqp};
@@ -375,6 +375,16 @@ impl MqttClient {
         self.persist_as(session, self.expiry)
     }
 
+    /// Writes a session whose subscriptions alone have changed to disk, if it is stored: the records of its messages in flight
+    /// are up to date.
+    pub(super) fn persist_subscriptions(&self, session: &Session) -> Option<Ticket> {
+        if !self.is_persistent() {
+            return None;
+        }
+        let change = session_change(&self.owner, self.written(session, self.expiry));
+        self.vhost().note(|catalogue| catalogue.note([change]))
+    }
+
     /// Writes the records of some messages of QoS 2 to the client, if its session is stored, together with other changes that
     /// belong to them.
     pub(super) fn persist_in_flight(
@@ -403,10 +413,14 @@ impl MqttClient {
 
     /// Writes the session of an open connection.
     fn persist_as(&self, session: &Session, expiry: u32) -> Option<Ticket> {
+        self.hub.put_session(self.vhost(), self.written(session, expiry), self.in_flight(session))
+    }
+
+    /// The record of the session of an open connection.
+    fn written(&self, session: &Session, expiry: u32) -> Vec<u8> {
         work::charge(WRITTEN_SUBSCRIPTION, session.subscription_count());
         let (user, merged_below) = (self.session_user.as_ref(), self.merged_below);
-        let value = Written { session, user, merged_below, expiry, since: None, will: None }.encode();
-        self.hub.put_session(self.vhost(), value, self.in_flight(session))
+        Written { session, user, merged_below, expiry, since: None, will: None }.encode()
     }
 
     /// The broker has refused something. Without its exchange the client is disconnected.

@@ -14,6 +14,7 @@ use transport::OutBuf;
 
 use super::client::MqttClient;
 use super::detached::{OWN_TAGS, UnackedDelivery, take_tag};
+use super::hub::is_of_one_filter;
 use super::inbox::SourceKey;
 use super::message::{self, Addressed, MessageMapping, left};
 use super::native::StoredForm;
@@ -28,8 +29,6 @@ pub(super) struct ConsumedQueue {
     pub(super) kind: SourceKind,
     /// The filter of a shared subscription, without `$share/group/`.
     pub(super) filter: Option<Box<str>>,
-    /// Whether no other filter has messages there.
-    pub(super) is_of_one_filter: bool,
     /// Deliveries to be acknowledged to the queue at the end of the batch.
     pub(super) settled: Vec<Delivery>,
 }
@@ -280,8 +279,7 @@ impl MqttClient {
 
     /// The message as sent to the client. `None` if it is not sent.
     fn message_of(&self, at: usize, delivery: &Delivery, engine: &Engine) -> Option<OutgoingMessage> {
-        let (ConsumedQueue { kind, filter, is_of_one_filter, .. }, amqp) =
-            (&self.sources[at], delivery.message());
+        let (ConsumedQueue { queue, kind, filter, .. }, amqp) = (&self.sources[at], delivery.message());
         let (kind, is_from_exchange) = (*kind, amqp.exchange() == &*self.hub.config.exchange);
         let properties = Properties::decode(amqp.properties()).ok()?;
         let form = StoredForm::of(amqp, self.vhost().compatibility());
@@ -316,7 +314,7 @@ impl MqttClient {
                 if is_from_exchange
                     && filter.as_deref().is_some_and(|filter| {
                         !is_for(filter, &outgoing.topic)
-                            || (*is_of_one_filter && came_by_star(filter, &outgoing.topic))
+                            || (came_by_star(filter, &outgoing.topic) && is_of_one_filter(queue.name()))
                     }) =>
             {
                 return None;

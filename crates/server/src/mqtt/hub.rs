@@ -17,7 +17,7 @@ use broker::{
     Ticket, Timestamp, VirtualHost,
 };
 use bytes::Bytes;
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use mqtt::server::StoredWill;
 use mqtt::topic::{TopicFilter, routing_key_to_topic};
 use sync::{Mutex, Rank, RwLock, work};
@@ -311,9 +311,8 @@ impl Hub {
         value: Vec<u8>,
         in_flight: InFlightOf<'_>,
     ) -> Option<Ticket> {
-        let key = disk::key(&[&in_flight.owner.vhost, &in_flight.owner.client_id]);
         let mut changes = in_flight.all_changes();
-        changes.push(Change::put(Section::MqttSessions, key, value));
+        changes.push(session_change(in_flight.owner, value));
         vhost.note(|catalogue| catalogue.note(changes))
     }
 
@@ -447,7 +446,7 @@ impl Hub {
         let Some(store) = self.store() else { return Ok(()) };
         let mut wrong = None;
         let mut found = HashMap::new();
-        let mut changed = Vec::new();
+        let mut changed = HashSet::new();
         // Records of deleted virtual hosts that an earlier version left behind.
         let mut orphans = Vec::new();
         let catalogue = store.catalogue();
@@ -469,7 +468,7 @@ impl Hub {
                     let owner = Owner { vhost: vhost.into(), client_id: client_id.into() };
                     if detached_session.session.in_flight().next().is_some() {
                         // An earlier version has written its messages in flight with it.
-                        changed.push(owner.clone());
+                        changed.insert(owner.clone());
                     }
                     found.insert(owner, detached_session);
                 }
@@ -482,7 +481,7 @@ impl Hub {
         refuse_unknown(in_flight::load(store, &mut found, &mut orphans)?)?;
         for (owner, detached_session) in &mut found {
             if detached_session.forget_what_did_not_move(store.opened_at()) {
-                changed.push(owner.clone());
+                changed.insert(owner.clone());
             }
         }
         let groups_before = self.separate_dots(&mut found, &mut changed, now);
@@ -505,7 +504,7 @@ impl Hub {
     fn load_queues(
         &self,
         found: &mut HashMap<Owner, DetachedSession>,
-        changed: &mut Vec<Owner>,
+        changed: &mut HashSet<Owner>,
         now: Timestamp,
     ) {
         for (owner, detached_session) in found {
@@ -514,7 +513,7 @@ impl Hub {
                 .map(|class| vhost.queue(NOBODY, &queue_name(&owner.client_id, class.queue())).ok());
             if detached_session.give_up_positions(queues[1].as_ref().map_or(0, |queue| queue.next_position()))
             {
-                changed.push(owner.clone());
+                changed.insert(owner.clone());
             }
             if detached_session.expiry == 0 {
                 continue;
@@ -642,6 +641,11 @@ pub(super) fn group_queue(filter: TopicFilter<'_>) -> Option<String> {
     };
     let levels: Vec<&str> = filter.filter().split('/').map(exchanged).collect();
     Some(group_queue_name(filter.group()?, &routing_key_to_topic(&levels.join("/"))))
+}
+
+/// The change that writes a session with this record, without its messages in flight.
+pub(super) fn session_change(owner: &Owner, value: Vec<u8>) -> Change {
+    Change::put(Section::MqttSessions, disk::key(&[&owner.vhost, &owner.client_id]), value)
 }
 
 /// Refuses a record of this key, if there is one, that no version so far has written.

@@ -36,7 +36,7 @@ impl Hub {
     pub(super) fn separate_dots(
         &self,
         found: &mut HashMap<Owner, DetachedSession>,
-        changed: &mut Vec<Owner>,
+        changed: &mut HashSet<Owner>,
         now: Timestamp,
     ) -> HashMap<Owner, Vec<Box<str>>> {
         let mut groups_before = HashMap::new();
@@ -54,7 +54,7 @@ impl Hub {
             let has_dots = detached_session.session.subscriptions().any(|(filter, _)| filter.contains('.'));
             if has_dots && std::mem::take(&mut detached_session.is_merged) {
                 separate_own((&vhost, exchange), owner, detached_session);
-                changed.push(owner.clone());
+                changed.insert(owner.clone());
             }
             let queue = vhost.queue(NOBODY, &queue_name(&owner.client_id, 1)).ok();
             // An empty queue may have restarted its positions.

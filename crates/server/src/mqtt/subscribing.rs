@@ -16,7 +16,7 @@ use sync::work;
 use super::client::MqttClient;
 use super::delivering::{ConsumedQueue, SourceKind};
 use super::detached::lease;
-use super::hub::{group_queue, is_of_one_filter, queue_name};
+use super::hub::{group_queue, queue_name};
 use super::merging::merged_group_queue;
 use super::message::MAX_SHORT;
 use super::pending_retained::pending_key;
@@ -93,7 +93,7 @@ impl MqttClient {
             }
         }
         let WaitingSubscribe { packet_id, reasons, ticket, .. } = subscribing;
-        let ticket = ticket.max(self.persist(engine.session()));
+        let ticket = ticket.max(self.persist_subscriptions(engine.session()));
         self.wait(PendingReply::Subscribed { packet_id, reasons }, ticket.into());
     }
 
@@ -367,17 +367,8 @@ impl MqttClient {
         let pending_retained =
             self.unacked.values().filter(|unacked| Arc::ptr_eq(&unacked.queue, queue)).count();
         self.inbox.add_pending(key, pending_retained);
-        let (queue_of, filter) = (Arc::clone(queue), filter.map(Into::into));
-        let (is_of_one_filter, settled) = (is_of_one_filter(queue.name()), Vec::new());
-        self.sources.push(ConsumedQueue {
-            key,
-            queue: queue_of,
-            id,
-            kind,
-            filter,
-            is_of_one_filter,
-            settled,
-        });
+        let (queue_of, filter, settled) = (Arc::clone(queue), filter.map(Into::into), Vec::new());
+        self.sources.push(ConsumedQueue { key, queue: queue_of, id, kind, filter, settled });
         if self.inbox.wants_resuming(key) {
             queue.resume(id, self.now);
         }
@@ -413,7 +404,7 @@ impl MqttClient {
             reasons.push(ReasonCode::Success);
         }
         let WaitingUnsubscribe { packet_id, reasons, ticket, .. } = unsubscribing;
-        let ticket = ticket.max(self.persist(engine.session()));
+        let ticket = ticket.max(self.persist_subscriptions(engine.session()));
         self.wait(PendingReply::Unsubscribed { packet_id, reasons }, ticket.into());
     }
 

@@ -247,19 +247,23 @@ impl MatchState {
 /// begins with `$`, which wildcards in front match in AMQP alone. One that [came by a star](came_by_star) is sent: the queue
 /// may be that of a filter with `+` in its place, too, whose members would lose what is discarded.
 pub(super) fn is_for(filter: &str, topic: &str) -> bool {
-    let matches =
-        |filter: &str, topic: &str| TopicFilter::parse(filter, false).is_ok_and(|one| one.matches(topic));
     !topic.starts_with('$')
-        || matches(filter, topic)
+        || filter_matches(filter, topic)
         // Dots and slashes are the same in an upstream, and in queues of earlier versions.
-        || matches(&merged(filter), &merged(topic))
+        || filter_matches(&merged(filter), &merged(topic))
 }
 
 /// Whether a message that came by the binding of `filter` came because a level `*` of that is a wildcard in AMQP.
 pub(super) fn came_by_star(filter: &str, topic: &str) -> bool {
-    let matches = |filter: &str| TopicFilter::parse(filter, false).is_ok_and(|one| one.matches(topic));
     let with_plus = || filter.split('/').map(|level| if level == "*" { "+" } else { level });
-    has_star(filter) && !matches(filter) && matches(&with_plus().collect::<Vec<_>>().join("/"))
+    has_star(filter)
+        && !filter_matches(filter, topic)
+        && filter_matches(&with_plus().collect::<Vec<_>>().join("/"), topic)
+}
+
+/// Whether a topic matches a filter (without `$share/group/`), which may be invalid and then matches none.
+pub(super) fn filter_matches(filter: &str, topic: &str) -> bool {
+    TopicFilter::parse(filter, false).is_ok_and(|filter| filter.matches(topic))
 }
 
 /// Whether a filter has a level `*`, a plain character in MQTT and a wildcard in AMQP.
@@ -383,11 +387,9 @@ mod tests {
         filters.iter().filter(|(number, _)| is_gone(number)).for_each(|(_, filter)| all.remove(filter));
         assert!(filters.iter().filter(|(_, filter)| filter.contains('.')).count() > 20);
         for topic in ["a", "b", "/", "a/b", "a/", "/b", "a/a/b", "a//b", "a/b/a/b", "$x/b"] {
-            let matching = filters.iter().filter(|(number, filter)| {
-                let merged = merged(filter);
-                !is_gone(number)
-                    && TopicFilter::parse(&merged, false).is_ok_and(|filter| filter.matches(topic))
-            });
+            let matching = filters
+                .iter()
+                .filter(|(number, filter)| !is_gone(number) && filter_matches(&merged(filter), topic));
             let expected: Vec<u32> = matching.map(|(number, _)| *number).collect();
             let found = match all.match_merged(topic, Class::Qos0, false) {
                 Match::Send(verdict) => verdict.identifiers,
@@ -459,9 +461,7 @@ mod tests {
         gone.iter().for_each(|(_, filter)| subscriptions.remove(filter));
         assert!(left.len() > 100);
         for topic in all.iter().filter(|topic| !topic.is_empty() && !topic.contains(['+', '#'])) {
-            let matching = left.iter().filter(|(_, filter)| {
-                TopicFilter::parse(filter, false).is_ok_and(|filter| filter.matches(topic))
-            });
+            let matching = left.iter().filter(|(_, filter)| filter_matches(filter, topic));
             let mut expected: Vec<u32> = matching.map(|(identifier, _)| *identifier).collect();
             expected.sort_unstable();
             let found = match subscriptions.match_topic(topic, Class::Qos0, false) {

@@ -195,12 +195,10 @@ impl ParkedQueue {
             return self.queue.purge().0;
         }
         let mut count = 0;
-        self.scan_parked(now, |batch| {
-            let (dropped, staying): (Vec<_>, _) =
-                batch.into_iter().partition(|each| selects(selection, each));
+        self.scan_parked(selection, now, |dropped| {
             count += dropped.len() as u64;
             self.queue.ack(dropped, now);
-            staying
+            Vec::new()
         });
         count
     }
@@ -217,13 +215,11 @@ impl ParkedQueue {
         let _turn = self.reading.lock();
         let now = local.timestamp(now);
         let mut moved = 0;
-        self.scan_parked(now, |batch| {
+        self.scan_parked(selection, now, |selected| {
             let mut staying = Vec::new();
             let mut runs: Vec<(Arc<SpoolQueue>, Vec<ReadMessage>)> = Vec::new();
-            for delivery in batch {
-                let envelope = selects(selection, &delivery)
-                    .then(|| Envelope::decode(delivery.message().body().to_bytes()).ok())
-                    .flatten();
+            for delivery in selected {
+                let envelope = Envelope::decode(delivery.message().body().to_bytes()).ok();
                 match envelope.and_then(|envelope| Some((queue_of(&envelope)?, envelope))) {
                     None => staying.push(delivery),
                     Some((queue, envelope)) => match runs.last_mut() {
@@ -244,9 +240,15 @@ impl ParkedQueue {
         moved
     }
 
-    /// Goes once over the messages that are parked now, a batch at a time. Those that `act` returns stay parked, in their order
-    /// and behind the others, so that the next batch can be read without them in memory. Their users are known from then on.
-    fn scan_parked(&self, now: Timestamp, mut act: impl FnMut(Vec<Delivery>) -> Vec<Delivery>) {
+    /// Goes once over the messages that are parked now, a batch at a time, and calls `act` with the selected ones. Those that
+    /// it returns, and all others, stay parked in their order, behind later ones, so that the next batch can be read without
+    /// them in memory. Their users are known from then on.
+    fn scan_parked(
+        &self,
+        selection: SpoolSelection<'_>,
+        now: Timestamp,
+        mut act: impl FnMut(Vec<Delivery>) -> Vec<Delivery>,
+    ) {
         // Messages that stay, and messages that are parked meanwhile, have later positions.
         let end = self.queue.next_position();
         *self.tallies.lock() = ParkedTallies::default();
@@ -255,8 +257,22 @@ impl ParkedQueue {
             let count = batch.iter().take_while(|delivery| delivery.position() < end).count();
             let later = batch.split_off(count);
             let is_over = batch.is_empty() || !later.is_empty();
-            let staying = act(batch);
-            self.tally(&staying);
+            let (mut selected, mut staying) = (Vec::new(), Vec::new());
+            for delivery in batch {
+                let headers = headers_of(&delivery);
+                let (vhost, user) = owner_of(&headers);
+                if selection.contains(vhost, user) {
+                    selected.push(delivery);
+                } else {
+                    self.tally((vhost, user), &delivery);
+                    staying.push(delivery);
+                }
+            }
+            for delivery in act(selected) {
+                self.tally(owner_of(&headers_of(&delivery)), &delivery);
+                staying.push(delivery);
+            }
+            staying.sort_unstable_by_key(Delivery::position);
             let staying = staying.into_iter().map(Moving::unchanged).collect();
             if let Err(deliveries) = self.queue.move_to(&self.queue, staying, now) {
                 // The queue is gone, and nothing more comes of it.
@@ -270,14 +286,9 @@ impl ParkedQueue {
         }
     }
 
-    /// Counts messages as those of their users.
-    fn tally(&self, deliveries: &[Delivery]) {
-        let mut tallies = self.tallies.lock();
-        for delivery in deliveries {
-            let (headers, bytes) = (headers_of(delivery), delivery.message().body_len() as u64);
-            let text = |key: &str| headers.get(key).and_then(FieldValue::as_text).unwrap_or_default();
-            tallies.add(text(VHOST), text(USER), bytes);
-        }
+    /// Counts a message as one of its user's.
+    fn tally(&self, (vhost, user): (&str, &str), delivery: &Delivery) {
+        self.tallies.lock().add(vhost, user, delivery.message().body_len() as u64);
     }
 
     /// Moves messages of one user; returns their number.
@@ -373,18 +384,18 @@ fn headers_of(delivery: &Delivery) -> FieldTable {
     properties.headers.map(|headers| headers.decode()).unwrap_or_default()
 }
 
-fn selects(selection: SpoolSelection<'_>, delivery: &Delivery) -> bool {
-    if selection.is_everything() {
-        return true;
-    }
-    let headers = headers_of(delivery);
-    let text = |key: &str| headers.get(key).and_then(FieldValue::as_text).unwrap_or_default();
-    selection.contains(text(VHOST), text(USER))
+/// The virtual host and the user of a parked message; empty if it is nobody's.
+fn owner_of(headers: &FieldTable) -> (&str, &str) {
+    (text_of(headers, VHOST), text_of(headers, USER))
+}
+
+fn text_of<'h>(headers: &'h FieldTable, key: &str) -> &'h str {
+    headers.get(key).and_then(FieldValue::as_text).unwrap_or_default()
 }
 
 fn describe(delivery: &Delivery, local: &LocalSpool) -> ParkedMessage {
     let headers = headers_of(delivery);
-    let text = |key: &str| headers.get(key).and_then(FieldValue::as_text).unwrap_or_default().to_owned();
+    let text = |key: &str| text_of(&headers, key).to_owned();
     let time = |key: &str| {
         let stored = headers.get(key).and_then(FieldValue::as_integer);
         let wall = stored.and_then(|at| u64::try_from(at).ok()).map(|at| local.wall_time(Timestamp(at)).0);

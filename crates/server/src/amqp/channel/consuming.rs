@@ -14,7 +14,8 @@ use broker::{
 use super::super::broker_session::{ChannelContext, LateGet};
 use super::super::content::{Destination, write_message};
 use super::super::deliveries::{
-    BasicDeliver, Cancelled, ChannelConsumer, DeliverySettlement, Settlement, Settling, Unsettled,
+    BasicDeliver, Cancelled, ChannelConsumer, DeliverySettlement, HeldSettlement, Settlement, Settling,
+    Unsettled,
 };
 use super::{Channel, Mode, RegisteredConsumer};
 
@@ -235,8 +236,8 @@ impl Channel {
     ) -> Result<(), Fault> {
         let unknown = || Fault::new(ReplyCode::PreconditionFailed, format!("unknown delivery tag {tag}"));
         if let Mode::Tx(transaction) = &mut self.mode {
-            let held = self.deliveries.hold(tag, multiple).ok_or_else(unknown)?;
-            transaction.settle(how, held);
+            let unsettled = self.deliveries.hold(tag, multiple).ok_or_else(unknown)?;
+            transaction.settle(HeldSettlement { how, deliveries: Arc::clone(&self.deliveries), unsettled });
             return Ok(());
         }
         let acked_at = (how == DeliverySettlement::Ack).then_some(context.now);
@@ -279,9 +280,9 @@ impl Channel {
     /// Continues a settlement until the turn is over; returns whether it is done. One that has begun is completed, also at the
     /// channel's end.
     pub(super) fn continue_settling(&mut self, context: &ChannelContext) -> bool {
-        let Some(mut settling) = context.take_settling(self.number) else { return true };
-        if !settling.rest.proceed(context.now) {
-            context.settle_later(settling);
+        let Some(settling) = context.take_settling(self.number) else { return true };
+        if let Some(rest) = settling.rest.proceed(context.now) {
+            context.settle_later(UnfinishedSettlement { rest, ..settling });
             return false;
         }
         self.settled(context, settling.is_recover);

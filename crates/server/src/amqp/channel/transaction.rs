@@ -5,12 +5,12 @@ use std::sync::atomic::Ordering;
 
 use amqp::error::{Fault, ReplyCode};
 use amqp::method::tx;
-use broker::{Body, DequeueCounts, Flushed, HeldRoute, Publish, Publisher, Timestamp};
+use broker::{Body, Flushed, HeldRoute, Publish, Publisher, Timestamp};
 use bytes::Bytes;
 use sync::work;
 
 use super::super::broker_session::ChannelContext;
-use super::super::deliveries::{DeliverySettlement, SETTLEMENT, Settlement, Unsettled};
+use super::super::deliveries::{CommittedSettlements, HeldSettlement, Unsettled};
 use super::{Channel, Mode};
 
 /// Bytes that the publishes of one transaction may take. They are held in memory until commit, and a client
@@ -23,7 +23,7 @@ pub(super) struct ChannelTransaction {
     publishes: Vec<TransactionPublish>,
     /// Bytes in `publishes`.
     bytes: usize,
-    settlements: Vec<(DeliverySettlement, Vec<(u64, Unsettled)>)>,
+    settlements: Vec<HeldSettlement>,
     /// The last transaction, from a tx.commit that takes more than a turn until it is answered. No frame is taken meanwhile.
     commit: Option<Box<Commit>>,
 }
@@ -34,12 +34,8 @@ struct Commit {
     publishes: VecDeque<TransactionPublish>,
     /// The report on its publishes, once all queues have them.
     flushed: Option<Flushed>,
-    /// Those which have not been carried out yet: they follow the publishes.
-    settlements: VecDeque<(DeliverySettlement, Vec<(u64, Unsettled)>)>,
-    /// The rest of one for which a turn was not enough.
-    settling: Option<Settlement>,
-    /// There were some.
-    settles: bool,
+    /// They follow the publishes.
+    settlements: CommittedSettlements<HeldSettlement>,
 }
 
 impl From<ChannelTransaction> for Commit {
@@ -47,9 +43,7 @@ impl From<ChannelTransaction> for Commit {
         Self {
             publishes: transaction.publishes.into(),
             flushed: None,
-            settles: !transaction.settlements.is_empty(),
-            settlements: transaction.settlements.into(),
-            settling: None,
+            settlements: CommittedSettlements::new(transaction.settlements),
         }
     }
 }
@@ -108,8 +102,8 @@ impl ChannelTransaction {
     }
 
     /// Holds a settlement until commit.
-    pub(super) fn settle(&mut self, how: DeliverySettlement, unsettled: Vec<(u64, Unsettled)>) {
-        self.settlements.push((how, unsettled));
+    pub(super) fn settle(&mut self, settlement: HeldSettlement) {
+        self.settlements.push(settlement);
     }
 
     /// Discards what waits, but no commit that has begun. Returns the number of the deliveries that are to be as before, and
@@ -117,8 +111,8 @@ impl ChannelTransaction {
     pub(super) fn discard(&mut self) -> (usize, impl Iterator<Item = (u64, Unsettled)> + use<>) {
         let commit = self.commit.take();
         let discarded = std::mem::replace(self, Self { commit, ..Self::default() });
-        let count = discarded.settlements.iter().map(|(_, unsettled)| unsettled.len()).sum();
-        (count, discarded.settlements.into_iter().flat_map(|(_, unsettled)| unsettled))
+        let count = discarded.settlements.iter().map(|held| held.unsettled.len()).sum();
+        (count, discarded.settlements.into_iter().flat_map(|held| held.unsettled))
     }
 }
 
@@ -173,13 +167,13 @@ impl Channel {
             self.transaction()?.commit = Some(commit);
             return Ok(false);
         }
-        if !self.settle_committed(context, &mut commit) {
+        if !commit.settlements.proceed(context.now) {
             self.transaction()?.commit = Some(commit);
             return Ok(false);
         }
         let flushed = commit.flushed.unwrap_or_default();
         // The settlements were written to the log last.
-        let settled = context.store().filter(|_| commit.settles).map(|store| store.end());
+        let settled = commit.settlements.until(context.store());
         context.hold_until(settled.max(flushed.until));
         if !flushed.refused.is_empty() {
             // All else has been committed, as in RabbitMQ.
@@ -187,28 +181,6 @@ impl Channel {
         }
         context.send(self.number, tx::CommitOk {});
         Ok(true)
-    }
-
-    /// Carries out the settlements of a commit until the turn is over; returns whether all are done.
-    fn settle_committed(&self, context: &ChannelContext, commit: &mut Commit) -> bool {
-        loop {
-            if let Some(mut settling) = commit.settling.take()
-                && !settling.proceed(context.now)
-            {
-                commit.settling = Some(settling);
-                return false;
-            }
-            let Some((how, unsettled)) = commit.settlements.pop_front() else { return true };
-            self.deliveries.release(&unsettled, how);
-            if how == DeliverySettlement::Ack {
-                self.deliveries.count(DequeueCounts::acked(unsettled.len()), context.now);
-            }
-            work::charge(SETTLEMENT, 1);
-            commit.settling = how.apply(&self.deliveries, unsettled, context.now);
-            if work::is_turn_over() && (commit.settling.is_some() || !commit.settlements.is_empty()) {
-                return false;
-            }
-        }
     }
 
     /// Publishes the messages of a commit until the turn is over; returns whether all queues have all of them.
@@ -221,8 +193,7 @@ impl Channel {
                 Ok(Some(false)) => self.is_unroutable(context, next.message(), next.mandatory),
                 Err(error) => {
                     // The channel is about to close, which requeues its deliveries.
-                    let settlements = std::mem::take(&mut commit.settlements);
-                    self.deliveries.restore(settlements.into_iter().flat_map(|(_, held)| held).collect());
+                    self.deliveries.restore(commit.settlements.take_unsettled().flatten().collect());
                     return Err(error.into());
                 }
             }

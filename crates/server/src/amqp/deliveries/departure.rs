@@ -55,6 +55,11 @@ impl ChannelTeardown {
         }
     }
 
+    /// Adds deliveries that were [held](super::Deliveries::hold).
+    pub(crate) fn add_held(&mut self, held: Vec<(u64, Unsettled)>) {
+        self.add(held.len(), held.into_iter().map(|(_, entry)| entry));
+    }
+
     /// Has the consumers leave their queues, and gives the deliveries back to them, until the turn is over; returns whether all
     /// of that is done. Nothing may be added after the first call.
     #[must_use]

@@ -46,8 +46,7 @@ impl DeliverySettlement {
             deliveries.resume(now);
             return None;
         }
-        let mut settlement = Settlement::new(self, deliveries, unsettled, used);
-        (!settlement.proceed(now)).then_some(settlement)
+        Settlement::new(self, deliveries, unsettled, used).proceed(now)
     }
 
     /// Settles deliveries: those that return with one call for each queue, which delivers them again only once it has all of
@@ -100,17 +99,20 @@ impl Settlement {
         }
     }
 
-    /// Settles deliveries until the turn is over; returns whether all are settled.
-    pub(crate) fn proceed(&mut self, now: Timestamp) -> bool {
-        let is_done = self.settle_some(now);
-        if is_done {
-            self.deliveries.give_back(&self.used);
-            self.deliveries.resume(now);
+    /// Settles deliveries until the turn is over; returns the rest. After the last it gives back credit, and
+    /// [resumes](Deliveries::resume) the channel's consumers.
+    #[must_use]
+    pub(crate) fn proceed(mut self, now: Timestamp) -> Option<Self> {
+        self.settle_some(now);
+        if self.rest.len() > 0 || !self.requeues.is_empty() {
+            return Some(self);
         }
-        is_done
+        self.deliveries.give_back(&self.used);
+        self.deliveries.resume(now);
+        None
     }
 
-    fn settle_some(&mut self, now: Timestamp) -> bool {
+    fn settle_some(&mut self, now: Timestamp) {
         while self.rest.len() > 0 {
             let most = self.rest.len();
             let step: Vec<_> = self.rest.by_ref().take(AT_ONCE).collect();
@@ -119,16 +121,15 @@ impl Settlement {
                 how => how.apply_all(step, now),
             }
             if work::is_turn_over() {
-                return self.rest.len() == 0 && self.requeues.is_empty();
+                return;
             }
         }
         while let Some(requeue) = self.requeues.pop_front() {
             requeue.finish(now);
             if work::is_turn_over() {
-                return self.requeues.is_empty();
+                return;
             }
         }
-        true
     }
 
     fn prepare(&mut self, step: Vec<(u64, Unsettled)>, returned: Returned, most: usize) {

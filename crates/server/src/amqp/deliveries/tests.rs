@@ -269,7 +269,7 @@ fn held_deliveries_free_their_credit_at_commit_or_are_restored_at_rollback() {
     fixture.deliveries.restore(held);
     let held = fixture.deliveries.hold(0, true).unwrap();
     assert_eq!(held.iter().map(|(tag, _)| *tag).collect::<Vec<_>>(), [1, 2, 3]);
-    fixture.deliveries.release(&held, DeliverySettlement::Ack);
+    fixture.deliveries.release(&held, DeliverySettlement::Ack, NOW);
     fixture.deliveries.resume(NOW);
     assert_eq!(fixture.delivered(), [4, 5, 6]);
 }

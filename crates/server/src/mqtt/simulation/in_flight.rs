@@ -57,6 +57,19 @@ fn a_step_of_a_message_writes_that_message_and_not_its_session() {
 }
 
 #[test]
+fn a_subscribe_writes_the_session_and_none_of_its_messages() {
+    let mut world = World::on(&SimDisk::new(1, 1 << 30));
+    let (mut reader, _) = reader_with_messages(&mut world, 1);
+    let (key, _) = records(&world, Section::MqttInFlight).pop().unwrap();
+    let untouched = [(key.clone(), b"untouched".to_vec())];
+    put(&world, Section::MqttInFlight, key, untouched[0].1.clone());
+    let before = records(&world, Section::MqttSessions);
+    reader.subscribe_at(&mut world, "u", QoS::ExactlyOnce);
+    assert_ne!(records(&world, Section::MqttSessions), before);
+    assert_eq!(records(&world, Section::MqttInFlight), untouched);
+}
+
+#[test]
 fn each_message_is_after_a_crash_where_it_was_and_a_refused_one_is_over() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);

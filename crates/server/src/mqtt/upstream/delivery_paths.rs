@@ -7,10 +7,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
-use mqtt::topic::TopicFilter;
 
 use crate::mqtt::on_demand::OnDemand;
-use crate::mqtt::subscriptions::Class;
+use crate::mqtt::subscriptions::{Class, filter_matches};
 use crate::upstream::multiplexing::MultiplexedMessage;
 
 /// The time that a live subscription continues when the session's queue has been bound for it: messages from before may still
@@ -160,10 +159,10 @@ impl DeliveryPaths {
 
     /// Whether a topic is one of a live subscription that lingers.
     pub(super) fn is_lingering(&self, topic: &str) -> bool {
-        let matches =
-            |filter: &str| TopicFilter::parse(filter, false).is_ok_and(|filter| filter.matches(topic));
         let changing = self.changing.get();
-        changing.is_some_and(|changing| changing.lingering.iter().any(|(_, filter)| matches(filter)))
+        changing.is_some_and(|changing| {
+            changing.lingering.iter().any(|(_, filter)| filter_matches(filter, topic))
+        })
     }
 
     /// A message has come by a live subscription that lingers. It waits for its copy in the session's queue.

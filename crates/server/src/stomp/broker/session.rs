@@ -33,8 +33,6 @@ pub(in crate::stomp) struct BrokerStompSession {
     pub(super) publisher: Publisher,
     /// Messages passed to the publisher since its last flush.
     pub(super) unflushed: u64,
-    /// Messages that full queues have refused.
-    pub(super) refused: usize,
     pub(super) receipts: Receipts,
     /// By subscription number.
     pub(super) subscriptions: HashMap<u64, Subscription>,
@@ -140,7 +138,6 @@ impl BrokerStompSession {
             publisher: context.authorised.publisher().of(FrontEnd::Stomp).in_session(session),
             context,
             unflushed: 0,
-            refused: 0,
             receipts: Receipts::default(),
             subscriptions: HashMap::new(),
             next_tag: 1,
@@ -176,7 +173,6 @@ impl BrokerStompSession {
 
     fn flushed(&mut self, flushed: &Flushed) {
         self.unflushed = 0;
-        self.refused += flushed.refused.len();
         self.receipts.flushed(flushed, self.context.vhost.store(), &self.context.nudge);
         let context = &self.context;
         if context.publish_gate.after(flushed, &context.vhost, context.now)
@@ -272,8 +268,32 @@ impl BrokerStompSession {
             return Ok(());
         }
         let Some(request) = self.waiting.take() else { return Ok(()) };
-        let receipt = request.receipt().map(Into::into);
-        self.handle(&request, now).inspect_err(|_| self.failed_receipt = receipt)
+        match self.attempt(&request, now) {
+            Ok(true) => Ok(()),
+            Ok(false) => {
+                self.waiting = Some(request);
+                Ok(())
+            }
+            Err(fault) => {
+                self.failed_receipt = request.receipt().map(Into::into);
+                Err(fault)
+            }
+        }
+    }
+
+    /// Performs a request; returns `false` if it has to wait.
+    fn attempt(&mut self, request: &Request<'_>, now: Instant) -> Result<bool, StompFault> {
+        let outcome = self.perform(request, now);
+        let identity = self.context.authorised.identity();
+        match outcome {
+            Ok(false) => self.context.publish_gate.pause_for_turn(),
+            Err(ref fault) if self.question.ask(fault.is_unasked, identity, &self.context.outbox) => {}
+            done => {
+                self.question.over(identity);
+                return done;
+            }
+        }
+        Ok(false)
     }
 
     /// Interval at which to look for overdue deliveries.
@@ -309,23 +329,10 @@ impl StompSession for BrokerStompSession {
     }
 
     fn handle(&mut self, request: &Request<'_>, now: Instant) -> Result<(), StompFault> {
-        let outcome = self.perform(request, now);
-        let identity = self.context.authorised.identity();
-        let waits = match &outcome {
-            Ok(is_done) => {
-                if !is_done {
-                    self.context.publish_gate.pause_for_turn();
-                }
-                !is_done
-            }
-            Err(fault) => self.question.ask(fault.is_unasked, identity, &self.context.outbox),
-        };
-        if waits {
+        if !self.attempt(request, now)? {
             self.waiting = Some(Box::new(request.to_owned()));
-            return Ok(());
         }
-        self.question.over(self.context.authorised.identity());
-        outcome.map(drop)
+        Ok(())
     }
 
     fn start(&mut self, number: u64) {

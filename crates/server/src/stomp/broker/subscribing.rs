@@ -200,7 +200,7 @@ impl BrokerStompSession {
         }
         let now = self.context.now;
         let rest = match self.settling.take() {
-            Some(mut rest) => (!rest.proceed(now)).then_some(rest),
+            Some(rest) => rest.proceed(now),
             None => {
                 let unknown = || unknown_delivery(settle.delivery_tag);
                 let own = self.subscriptions.get(&settle.subscription).ok_or_else(unknown)?;

@@ -15,9 +15,7 @@ use sync::work;
 
 use super::session::BrokerStompSession;
 use super::subscribing::settlement_of;
-use crate::amqp::deliveries::{
-    ChannelTeardown, Deliveries, DeliverySettlement, SETTLEMENT, Settlement, Unsettled,
-};
+use crate::amqp::deliveries::{ChannelTeardown, CommittedSettlements, DeliverySettlement, HeldSettlement};
 use crate::stomp::session::{of_fault, unknown_delivery};
 use crate::stomp::transaction::{TransactionMessage, check_bytes};
 
@@ -28,25 +26,22 @@ pub(super) struct StompTransaction {
     settlements: Vec<TransactionSettlement>,
 }
 
-/// Deliveries that the client has acknowledged or rejected. Until COMMIT they remain its own and count against
-/// its prefetch.
+/// Deliveries that the client has acknowledged or rejected.
 struct TransactionSettlement {
-    how: DeliverySettlement,
     subscription: u64,
-    deliveries: Arc<Deliveries>,
-    unsettled: Vec<(u64, Unsettled)>,
+    held: HeldSettlement,
 }
 
-impl TransactionSettlement {
-    fn give_up(self, teardown: &mut ChannelTeardown) {
-        teardown.add(self.unsettled.len(), self.unsettled.into_iter().map(|(_, entry)| entry));
+impl From<TransactionSettlement> for HeldSettlement {
+    fn from(settlement: TransactionSettlement) -> Self {
+        settlement.held
     }
 }
 
 impl StompTransaction {
     /// Discards a transaction whose subscriptions end: its deliveries are to be requeued.
     pub(super) fn give_up(self, teardown: &mut ChannelTeardown) {
-        self.settlements.into_iter().for_each(|settlement| settlement.give_up(teardown));
+        self.settlements.into_iter().for_each(|settlement| teardown.add_held(settlement.held.unsettled));
     }
 }
 
@@ -58,20 +53,16 @@ pub(super) struct StompCommit {
     checked: usize,
     /// The log position to wait for until those published are on disk.
     published: Option<Lsn>,
-    /// Those which have not been carried out yet: they follow the messages.
-    settlements: VecDeque<TransactionSettlement>,
-    /// The rest of one for which a turn was not enough.
-    settling: Option<Settlement>,
-    /// There were some.
-    settles: bool,
-    /// The number of messages that full queues had refused before.
-    refused_before: usize,
+    /// Full queues have refused some of the messages.
+    is_partial: bool,
+    /// They follow the messages.
+    settlements: CommittedSettlements<TransactionSettlement>,
 }
 
 impl StompCommit {
     /// Gives up the rest of a commit that has failed: the deliveries are to be requeued.
-    pub(super) fn give_up(self, teardown: &mut ChannelTeardown) {
-        self.settlements.into_iter().for_each(|settlement| settlement.give_up(teardown));
+    pub(super) fn give_up(mut self, teardown: &mut ChannelTeardown) {
+        self.settlements.take_unsettled().for_each(|unsettled| teardown.add_held(unsettled));
     }
 }
 
@@ -109,8 +100,8 @@ impl BrokerStompSession {
         let unsettled = own.deliveries.hold(settle.delivery_tag, settle.cumulative).ok_or_else(unknown)?;
         let (how, deliveries) = (settlement_of(settle), Arc::clone(&own.deliveries));
         if let Some(transaction) = self.transactions.get_mut(&id) {
-            let subscription = settle.subscription;
-            transaction.settlements.push(TransactionSettlement { how, subscription, deliveries, unsettled });
+            let (subscription, held) = (settle.subscription, HeldSettlement { how, deliveries, unsettled });
+            transaction.settlements.push(TransactionSettlement { subscription, held });
         }
         Ok(())
     }
@@ -131,9 +122,9 @@ impl BrokerStompSession {
             return outcome.map(|_| None);
         }
         // The settlements were written to the log last.
-        let settled = self.context.store().filter(|_| commit.settles).map(|store| store.end());
+        let settled = commit.settlements.until(self.context.store());
         let until = DiskPoint::from(settled.max(commit.published));
-        Ok(Some(Committed { until, is_partial: self.refused > commit.refused_before }))
+        Ok(Some(Committed { until, is_partial: commit.is_partial }))
     }
 
     fn begin_commit(&mut self, id: TransactionId) -> Option<Box<StompCommit>> {
@@ -142,10 +133,8 @@ impl BrokerStompSession {
             messages: messages.into(),
             checked: 0,
             published: None,
-            settles: !settlements.is_empty(),
-            settlements: settlements.into(),
-            settling: None,
-            refused_before: self.refused,
+            is_partial: false,
+            settlements: CommittedSettlements::new(settlements),
         }))
     }
 
@@ -154,23 +143,7 @@ impl BrokerStompSession {
         if !self.validate(commit)? || !self.publish_committed(commit)? {
             return Ok(false);
         }
-        let now = self.context.now;
-        loop {
-            if let Some(mut settling) = commit.settling.take()
-                && !settling.proceed(now)
-            {
-                commit.settling = Some(settling);
-                return Ok(false);
-            }
-            let Some(next) = commit.settlements.pop_front() else { return Ok(true) };
-            let TransactionSettlement { how, deliveries, unsettled, .. } = next;
-            deliveries.release(&unsettled, how);
-            work::charge(SETTLEMENT, 1);
-            commit.settling = how.apply(&deliveries, unsettled, now);
-            if work::is_turn_over() {
-                return Ok(commit.settling.is_none() && commit.settlements.is_empty());
-            }
-        }
+        Ok(commit.settlements.proceed(self.context.now))
     }
 
     /// Validates messages of a commit until the turn is over; returns whether all are valid.
@@ -214,6 +187,7 @@ impl BrokerStompSession {
     fn flush_committed(&mut self, commit: &mut StompCommit) -> bool {
         let flushed = self.flush_published();
         commit.published = commit.published.max(flushed.until);
+        commit.is_partial |= !flushed.refused.is_empty();
         !flushed.unfinished
     }
 
@@ -232,8 +206,9 @@ impl BrokerStompSession {
         let Some(transaction) = self.take_transaction(id) else { return };
         // Deliveries are restored at once: each time goes over all of the subscription's.
         let mut back = BTreeMap::new();
-        for TransactionSettlement { subscription, deliveries, unsettled, .. } in transaction.settlements {
-            back.entry(subscription).or_insert_with(|| (deliveries, Vec::new())).1.extend(unsettled);
+        for TransactionSettlement { subscription, held } in transaction.settlements {
+            let of_subscription = back.entry(subscription).or_insert_with(|| (held.deliveries, Vec::new()));
+            of_subscription.1.extend(held.unsettled);
         }
         for (subscription, (deliveries, unsettled)) in back {
             if self.subscriptions.contains_key(&subscription) {

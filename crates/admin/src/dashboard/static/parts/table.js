@@ -9,8 +9,8 @@ const BLANK = new Set(["", "–"]);
  * Columns are `{ title, text(item) }`, with `href(item)` for a link, `badges(item)` in place of a text, `action(item)`
  * for a button (`isHarmless`, if so) and `label(item)` for what it is done to (null for no button), `number` for the
  * right side, `sort`, the API's name for it, where the list can be sorted by it, `group` for the heading that it shares
- * with its neighbours, and `isName` for the column that names the row, if that is not the first. `key(item)` tells rows
- * apart. `sorted(column)` is called when a heading is used.
+ * with its neighbours, and `isName` for the column that names the row, if that is not the first. `key(item, at)` tells rows
+ * apart, if need be by their place in the table. `sorted(column)` is called when a heading is used.
  */
 export class Table {
   #columns;
@@ -42,8 +42,8 @@ export class Table {
 
   show(items) {
     const rows = new Map();
-    for (const item of items) {
-      const key = this.#key(item);
+    for (const [at, item] of items.entries()) {
+      const key = this.#key(item, at);
       const row = this.#rows.get(key) ?? this.#row();
       row.update(item);
       rows.set(key, row);

@@ -155,7 +155,7 @@ function multiplexedSubscriptions(api) {
     caption: "Multiplexed subscriptions",
     empty: "No multiplexed subscriptions.",
     // Several queues may not have a name yet.
-    key: (queue) => queue.at,
+    key: (_, at) => at,
     columns: [
       { title: "Queue", sort: "name", text: (each) => each.name ?? "not connected" },
       { title: "Protocol", sort: "protocol", text: (each) => each.protocol.toUpperCase() },
@@ -166,10 +166,7 @@ function multiplexedSubscriptions(api) {
       { title: "Messages in", sort: "messages_received", number: true, text: (each) => count(each.messages_received) },
       { title: "Copies out", sort: "copies_delivered", number: true, text: (each) => count(each.copies_delivered) },
     ],
-    fetch: async ({ page, size, query, signal }) => {
-      const answer = await api.list(["leveret", "multiplexed-queues"], { page, size, query, signal });
-      return { ...answer, items: answer.items.map((item, at) => ({ ...item, at })) };
-    },
+    fetch: ({ page, size, query, signal }) => api.list(["leveret", "multiplexed-queues"], { page, size, query, signal }),
     isPart: true,
   });
   const element = section("Multiplexed subscriptions", rows.element);

@@ -74,7 +74,7 @@ function parkedMessages(api, refreshNow) {
     caption: "Parked messages",
     empty: "No parked messages.",
     // Messages that were refused at the same time may differ in nothing that is shown.
-    key: (message) => message.at,
+    key: (_, at) => at,
     columns: [
       { title: "User name", sort: "user", text: (each) => each.user },
       { title: "Virtual host", sort: "vhost", text: (each) => each.vhost },
@@ -84,10 +84,7 @@ function parkedMessages(api, refreshNow) {
       { title: "Refused", sort: "refused_at", number: true, text: (each) => duration(Math.max(0, Date.now() - each.refused_at)) },
       { title: "Reason", sort: "reason", text: (each) => each.reason },
     ],
-    fetch: async ({ page, size, query, signal }) => {
-      const answer = await api.list(["leveret", "spool", "parked"], { page, size, query, signal });
-      return { ...answer, items: answer.items.map((item, at) => ({ ...item, at })) };
-    },
+    fetch: ({ page, size, query, signal }) => api.list(["leveret", "spool", "parked"], { page, size, query, signal }),
     isPart: true,
   });
   const again = button("Forward again", () => requeue(api, refreshNow), { class: "quiet" });
