@@ -1,4 +1,4 @@
-//! Finds the subscriptions of a client that a message belongs to.
+//! Finds a client's subscriptions that match a message.
 
 use hashbrown::HashMap;
 use mqtt::QoS;
@@ -13,8 +13,8 @@ use super::on_demand::OnDemand;
 /// Cost of a lookup among a client's subscriptions, in nanoseconds.
 const LOOKUP: u32 = 100;
 
-/// A client's subscriptions that are not shared, found by topic. Those without wildcards are found by one
-/// lookup, the others by one lookup per shape, of which clients have few however many filters they have.
+/// A client's subscriptions that are not shared, by topic. One lookup finds those without wildcards, and one per shape
+/// the others; clients have few shapes even if they have many filters.
 #[derive(Debug, Default)]
 pub(super) struct Subscriptions {
     /// By filter.
@@ -22,9 +22,9 @@ pub(super) struct Subscriptions {
     shapes: FilterShapes,
     /// Number of subscriptions with No Local.
     no_local: usize,
-    /// Number of filters with a level `*`, a plain character in MQTT and a wildcard in AMQP.
+    /// Number of filters with a level `*`: a plain character in MQTT, but a wildcard in AMQP.
     stars: usize,
-    /// Filters with a dot, which RabbitMQ takes for a slash.
+    /// Filters with a dot, which RabbitMQ treats as a slash.
     dotted: OnDemand<DottedFilters>,
 }
 
@@ -60,9 +60,9 @@ impl FilterMatch {
 /// The outcome of matching a message.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Match {
-    /// The message is sent.
+    /// The message is sent to the client.
     Send(FilterMatch),
-    /// It is dropped: the client's other queue has it, too, or it is the client's own and No Local is set.
+    /// The message is dropped: the client's other queue has it as well, or the client published it and No Local is set.
     Drop,
     /// No subscription matches.
     None,
@@ -126,14 +126,14 @@ impl Subscriptions {
     ) -> bool {
         let is_of = |subscription: &Subscription| is_of_class(subscription.options.qos);
         if !self.are_scanned_for(filter, mapping) {
-            // No other filter has the same key.
+            // No other filter has this binding key.
             return self.entries.get(filter).is_some_and(is_of);
         }
         let key = mapping.key(filter);
         self.entries.iter().any(|(other, one)| is_of(one) && mapping.key(other) == key)
     }
 
-    /// Whether another filter may have the same binding key as this one, so that [`Self::binds`] looks at all of them.
+    /// Whether other filters may have the same binding key, so that [`Self::binds`] compares all of them.
     pub(super) fn are_scanned_for(&self, filter: &str, mapping: MessageMapping) -> bool {
         let is_merged = mapping.merges_dots && (self.has_dotted() || filter.contains('.'));
         self.stars > 0 || has_star(filter) || is_merged
@@ -156,7 +156,8 @@ impl Subscriptions {
         judging.finish()
     }
 
-    /// Matches a message whose topic has slashes in place of dots: it comes from RabbitMQ, or was queued by an earlier version.
+    /// Matches a message whose topic has slashes in place of dots: it comes from RabbitMQ, or an earlier version queued
+    /// it.
     pub(super) fn match_merged(&self, topic: &str, class: Class, is_own: bool) -> Match {
         let mut judging = MatchState::new(class, is_own);
         self.each_match(topic, |subscription| judging.add(subscription));
@@ -168,19 +169,19 @@ impl Subscriptions {
         judging.finish()
     }
 
-    /// Whether a queue gets a topic by a binding of the subscriptions only if one of them matches it: in AMQP the level `*` of
-    /// a filter is a wildcard, and wildcards in front match topics that begin with `$`.
+    /// Whether the subscriptions' bindings route a topic only if a subscription matches it. In AMQP, unlike in MQTT, a
+    /// level `*` is a wildcard, and leading wildcards match topics that begin with `$`.
     pub(super) fn are_exact_for(&self, topic: &str) -> bool {
         self.stars == 0 && !topic.starts_with('$')
     }
 
-    /// Number of lookups that a match takes at most.
+    /// The maximum of lookups for a match.
     fn lookups(&self) -> usize {
         2 + self.shapes.len() + self.dotted.get().map_or(0, DottedFilters::shapes)
     }
 
-    /// How the retained message of a topic is sent, for all matching subscriptions at once (section 3.3.4);
-    /// `None` if there is none left.
+    /// How a topic's retained message is sent, once for all matching subscriptions (section 3.3.4); `None` if none
+    /// matches any more.
     pub(super) fn match_retained(&self, topic: &str) -> Option<FilterMatch> {
         let mut verdict = None;
         self.each_match(topic, |subscription| {
@@ -232,8 +233,8 @@ impl MatchState {
         self.verdict.identifiers.sort_unstable();
         match self.class {
             _ if !self.is_matched => Match::None,
-            // The subscription that queued it was changed to QoS 0, or removed after the copy in the other queue
-            // had been dropped in favour of this one. The message must not be lost by that (MQTT-3.8.4-4).
+            // The subscription that queued it was changed to QoS 0. Or it was removed after the copy in the other queue
+            // had been dropped in favour of this one. Either way the message must not be lost (MQTT-3.8.4-4).
             Class::Qos1 if !self.is_wanted && self.in_other => Match::Send(self.verdict),
             _ if !self.is_wanted => Match::Drop,
             // Section 3.3.4: one copy, at the highest QoS.
@@ -243,26 +244,26 @@ impl MatchState {
     }
 }
 
-/// Whether a message that came by the binding of `filter` (without `$share/group/`) is to be sent for it: unless its topic
-/// begins with `$`, which wildcards in front match in AMQP alone. One that [came by a star](came_by_star) is sent: the queue
-/// may be that of a filter with `+` in its place, too, whose members would lose what is discarded.
+/// Whether a message that was routed by the binding of `filter` (without `$share/group/`) is sent for it. False if the
+/// topic begins with `$` and only AMQP's leading wildcards match it. A message that [came by a star](came_by_star) is
+/// sent, since the queue may also serve the filter with `+`, whose members would miss the message.
 pub(super) fn is_for(filter: &str, topic: &str) -> bool {
     let matches =
         |filter: &str, topic: &str| TopicFilter::parse(filter, false).is_ok_and(|one| one.matches(topic));
     !topic.starts_with('$')
         || matches(filter, topic)
-        // Dots and slashes are the same in an upstream, and in queues of earlier versions.
+        // An upstream, and the queues of earlier versions, do not distinguish dots and slashes.
         || matches(&merged(filter), &merged(topic))
 }
 
-/// Whether a message that came by the binding of `filter` came because a level `*` of that is a wildcard in AMQP.
+/// Whether the binding of `filter` routed a message only because a level `*` is a wildcard in AMQP.
 pub(super) fn came_by_star(filter: &str, topic: &str) -> bool {
     let matches = |filter: &str| TopicFilter::parse(filter, false).is_ok_and(|one| one.matches(topic));
     let with_plus = || filter.split('/').map(|level| if level == "*" { "+" } else { level });
     has_star(filter) && !matches(filter) && matches(&with_plus().collect::<Vec<_>>().join("/"))
 }
 
-/// Whether a filter has a level `*`, a plain character in MQTT and a wildcard in AMQP.
+/// Whether a filter has a level `*`: a plain character in MQTT, but a wildcard in AMQP.
 pub(super) fn has_star(filter: &str) -> bool {
     filter.split('/').any(|level| level == "*")
 }
@@ -326,7 +327,7 @@ mod tests {
             ("*/y", "$x/y", false),
             ("a/*.b", "a/*/b", true),
             ("a/+", "a/b", true),
-            // By a binding of somebody else's.
+            // Routed by a binding that was created outside MQTT.
             ("a", "b", true),
         ] {
             assert_eq!(is_for(filter, topic), is_sent, "{filter} and {topic}");

@@ -6,11 +6,11 @@ use broker::{AnswerQueue, DiskPoint, Store, Waiter};
 
 use super::session::PendingReply;
 
-/// The waiting actions of one client.
+/// The answers of one client that wait for the disk, in order.
 #[derive(Default)]
 pub(super) struct PendingAnswers {
     queue: AnswerQueue<PendingReply>,
-    /// Number of entries that hold messages for the client.
+    /// Number of entries with messages for the client.
     sends: usize,
     /// Number of entries that answer a SUBSCRIBE.
     subscribes: usize,
@@ -19,7 +19,7 @@ pub(super) struct PendingAnswers {
 }
 
 impl PendingAnswers {
-    /// Adds an action behind all that wait. `nudge` is woken when it is worth calling [`next`](PendingAnswers::next).
+    /// Adds an answer after all that wait. `nudge` is woken when [`next`](PendingAnswers::next) may have one.
     pub(super) fn push(
         &mut self,
         then: PendingReply,
@@ -33,7 +33,7 @@ impl PendingAnswers {
         self.queue.push(then, point, store, nudge);
     }
 
-    /// The next action that is ready.
+    /// The next answer whose writes are on disk.
     pub(super) fn next(&mut self, store: Option<&Arc<Store>>) -> Option<PendingReply> {
         let then = self.queue.next(store)?;
         self.sends -= usize::from(matches!(then, PendingReply::Send { .. }));
@@ -41,7 +41,7 @@ impl PendingAnswers {
         Some(then)
     }
 
-    /// Whether messages for the client wait, which others must not overtake.
+    /// Whether messages for the client wait, which later ones must not overtake.
     pub(super) fn holds_messages(&self) -> bool {
         self.sends > 0
     }
@@ -59,12 +59,12 @@ impl PendingAnswers {
         self.queue.len()
     }
 
-    /// The writes after which nothing waits any more.
+    /// The writes after which no answer waits any more.
     pub(super) fn until(&self) -> DiskPoint {
         self.until
     }
 
-    /// Removes all actions when there is no client left to answer.
+    /// Removes all answers. Called when there is no client left to answer.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = PendingReply> {
         (self.sends, self.subscribes) = (0, 0);
         self.queue.drain()

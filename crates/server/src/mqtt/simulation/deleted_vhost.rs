@@ -1,4 +1,4 @@
-//! A virtual host that is deleted and created again: no state of the first is in the second.
+//! A virtual host that is deleted and created again has no state of the deleted one.
 
 use broker::{Section, Timestamp};
 

@@ -1,15 +1,15 @@
-//! Retained messages that a new subscription has matched reach the client, however often it disconnects or the
-//! server is killed before it has acknowledged them.
+//! Retained messages that a new subscription has matched reach the client even if it disconnects, or the server is
+//! killed, before it has acknowledged them.
 
 use ::mqtt::packet::{Filters, RetainHandling, Unsubscribe};
 use broker::Section;
 
 use super::*;
 
-/// More messages than can be in flight to a client.
+/// More messages than the client's window.
 const MANY: usize = 30;
 
-/// The window of a client.
+/// The maximum of messages in flight to a client.
 const WINDOW: usize = 20;
 
 fn retain(world: &mut World, topic: &str, qos: QoS, payload: &[u8]) {
@@ -153,7 +153,7 @@ fn at_qos_2_each_comes_once_however_far_it_was_when_the_server_was_killed() {
     let mut world = World::on(&disk);
     retain_many(&mut world, QoS::ExactlyOnce);
     let (mut reader, came) = subscribed(&mut world, QoS::ExactlyOnce);
-    // Some are complete, some are released by the server alone, and others were just sent.
+    // Some messages are complete, some released by the server only, and others just sent.
     let first = messages(&came);
     let mut taken: Vec<String> = first[..6].iter().map(|(topic, _)| topic.clone()).collect();
     for (at, (_, packet_id)) in first[..6].iter().enumerate() {
@@ -274,7 +274,7 @@ fn a_client_that_subscribes_again_and_again_has_each_pending_once_for_each_filte
     }
     assert_eq!(pending_on_disk(&mut world), MANY);
     came = take_all(&mut reader, &mut world, came);
-    // Messages in flight are sent a second time, since they have been requested again.
+    // Messages in flight are sent a second time, since the client has subscribed again.
     let filters = 3;
     assert_eq!(came.len(), WINDOW + filters * MANY);
     assert_eq!(pending_on_disk(&mut world), 0);
@@ -319,7 +319,7 @@ fn retain_handling_decides_which_messages_are_pending_after_a_kill() {
     let requests = Requests::write(&mut buffer, [SubscribeRequest { filter: "t", options }]);
     let packet = Subscribe { packet_id: 1, properties: list.as_properties(), requests };
     assert_eq!(reader.send(&mut world, Packet::Subscribe(packet)).len(), 2);
-    // Replaces the subscription for which it was pending: it must not be lost by that.
+    // Replaces the subscription for which the message was pending, which must not lose it.
     assert_eq!(subscribe(&mut reader, &mut world, RetainHandling::IfNew), 0);
     let disk = kill(reader, world, &disk);
 

@@ -24,7 +24,7 @@ fn acknowledgements_come_in_the_order_of_the_messages_though_one_is_refused() {
 
 #[test]
 fn queued_messages_are_not_lost_when_the_subscription_changes_to_qos_0() {
-    // More messages than can be in flight to a client.
+    // More messages than the client's window.
     const MANY: u16 = 30;
     for goes_again in [false, true] {
         let mut world = World::new();
@@ -80,7 +80,7 @@ fn a_session_that_is_to_end_with_its_connection_does_not_survive_a_crash() {
     let disk = disk.kill();
     drop(world);
 
-    // It cannot be resumed: it has ended before the first client connects.
+    // The session has ended before the first client connects.
     let mut world = World::on(&disk);
     assert_eq!(world.hub.next_deadline(), None);
     let vhost = world.hub.broker().vhost("/").unwrap();

@@ -1,4 +1,4 @@
-//! Subscriptions as the upstream grants, refuses and loses them.
+//! Subscriptions that the upstream grants, refuses and loses.
 
 use super::*;
 
@@ -66,7 +66,7 @@ async fn a_member_of_a_group_gets_no_topics_in_dollar_by_a_wildcard_in_front() {
     writer.answers().await;
     assert_eq!(wide.answers().await, ["publish a/b AtMostOnce 0", "publish a/* AtMostOnce 0"]);
     assert_eq!(star.answers().await, ["publish a/b AtMostOnce 0", "publish a/* AtMostOnce 0"]);
-    // Those that are not sent are acknowledged.
+    // Messages that are not sent have to be acknowledged all the same.
     let queues = world.vhost().all_queues();
     let mut groups = queues.iter().filter(|queue| queue.name().ends_with("-shared"));
     assert!(groups.all(|queue| queue.unacked_count() == 0 && queue.message_count() == 0));

@@ -1,4 +1,4 @@
-//! By whose login a log is read.
+//! The choice of the login that reads a log.
 
 use std::time::Instant;
 
@@ -32,7 +32,7 @@ fn a_login_that_has_had_the_log_comes_first_and_each_is_tried_once() {
         assert_eq!(next(&logins, now), Some(number.to_string()), "those before were refused");
         logins.handle_refused(&login(number), now);
         assert!(!logins.is_worth_waiting(now));
-        // It returns at once.
+        // The client reconnects at once.
         logins.leave(&login(number));
         assert!(!logins.join(&login(number), now));
         assert_eq!((next(&logins, now), logins.needs(&login("good"))), (None, true));
@@ -42,7 +42,7 @@ fn a_login_that_has_had_the_log_comes_first_and_each_is_tried_once() {
     assert_eq!(next(&logins, now).as_deref(), Some("good"));
     logins.leave(&login(1000));
     assert!(!logins.needs(&login(1000)) && logins.needs(&login("good")));
-    // Until it is refused as well.
+    // Until the first login is refused as well.
     logins.handle_refused(&login("good"), now);
     assert_eq!((next(&logins, now), logins.needs(&login(1000))), (None, true));
     let later = now + REFUSAL_TTL;
@@ -112,13 +112,13 @@ async fn the_log_is_read_on_while_clients_of_other_logins_come_and_that_of_its_l
     settle().await;
     assert!(other.has_reached(ticket) && other.is_available());
     assert_eq!((stream.readers(), stream.asked()), (vec!["good".to_owned()], vec!["good".to_owned()]));
-    // The user has lost its permission, and nobody else has it.
+    // The user loses its permission, and no other user has it.
     stream.forbid("good");
     stream.lose();
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert!(!other.is_available() && !other.must_wait(outbox));
     assert_eq!(stream.asked().len(), 21, "each is tried");
-    // It comes back with it within the minute.
+    // The user gets the permission again within the minute.
     stream.permit("good");
     let (joining, outbox) = join(&logs, &stream, "newcomer");
     settle().await;
@@ -145,7 +145,7 @@ async fn a_login_that_leaves_before_it_is_answered_leaves_nobody_waiting() {
     assert!(next.is_decided(&outbox));
 }
 
-/// A login that the upstream does not answer, unless it is one of the stream.
+/// A login that the upstream does not answer, unless it has a stream.
 struct MaybeSilent(Option<StreamLogin>);
 
 impl OpenUpstream for MaybeSilent {
@@ -157,7 +157,8 @@ impl OpenUpstream for MaybeSilent {
     }
 }
 
-/// A client waits for another thing first, and looks here when another login is being tried: nobody has counted it until then.
+/// The client waits for something else first, and asks while another login is being tried, so no wait is registered for
+/// it yet.
 #[tokio::test(start_paused = true)]
 async fn a_client_that_came_when_nothing_was_to_be_waited_for_is_nudged_when_another_login_is_decided() {
     for silent in [false, true] {
@@ -178,14 +179,14 @@ async fn a_client_that_came_when_nothing_was_to_be_waited_for_is_nudged_when_ano
         inner.take_nudge();
         let _stranger = join("stranger");
         if silent {
-            // The log's task waits for the end of the stranger's wait by now.
+            // The log's task now sleeps until the end of the first client's wait.
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         for _ in 0..3 {
             assert!(!client.is_decided(inner.outbox()), "{silent}");
         }
         if silent {
-            // No longer than a client waits from its beginning, though the other one came later.
+            // The wait counts from the client's own start, although the other client came later.
             tokio::time::sleep(MAX_DECISION / 2 - Duration::from_millis(20)).await;
             assert!(!inner.take_nudge() && !client.is_decided(inner.outbox()));
             tokio::time::sleep(Duration::from_millis(20)).await;
