@@ -1,4 +1,4 @@
-//! Blocks a publishing connection while an alarm is raised: its publishes wait, and everything it sends after them.
+//! Blocks a publishing connection while an alarm is raised: its publishes and everything that it sends after them wait.
 
 use amqp::frame::{self, Frame, FrameKind};
 use amqp::method::connection;
@@ -41,7 +41,7 @@ impl Blocking {
         }
     }
 
-    /// Blocks the connection and notifies the client of the reason, unless no alarm is left by now.
+    /// Blocks the connection and notifies the client of the reason, unless no alarm is raised by now.
     #[cold]
     fn begin(&mut self, context: &ChannelContext) -> bool {
         let Some((blocked, reason)) = context.shared.alarms.block(&context.outbox) else { return false };

@@ -35,11 +35,11 @@ use crate::server::Shared;
 pub(crate) struct BrokerSession {
     context: ChannelContext,
     channels: ChannelTable<Box<Channel>>,
-    /// Channels that may have published since the last flush, or have a method to continue.
+    /// Channels that may have unflushed publishes, or a method to continue.
     published: Vec<u16>,
     /// Channels with confirms that wait for the disk.
     unconfirmed: Vec<u16>,
-    /// When to look for overdue deliveries; `None` while there can be none.
+    /// When to check for overdue deliveries; `None` while there can be none.
     next_check: Option<Instant>,
     /// Blocks the client while an alarm of the server is raised.
     blocking: Blocking,
@@ -47,11 +47,11 @@ pub(crate) struct BrokerSession {
     incomplete: Holding,
     /// Publishes the traces of its consumers' deliveries to the firehose.
     traces: TracePublisher,
-    /// A new secret that is being checked by another auth backend.
+    /// A connection.update-secret that another auth backend is checking.
     renewing: Option<BackendRequest<Result<Identity, LoginRefused>>>,
-    /// Asks the user's auth backend about the operation that is under way, which is then repeated.
+    /// Asks the user's auth backend about the current operation, which is then repeated.
     question: PendingAuthorisation,
-    /// Set when a frame waits for that, cleared by [`BackendSession::take_deferral`].
+    /// Set when a frame has to wait for `question`, cleared by [`BackendSession::take_deferral`].
     deferral: Option<Deferral>,
     ended: bool,
 }
@@ -64,18 +64,18 @@ pub(crate) struct ChannelContext {
     pub(crate) vhost: Arc<VirtualHost>,
     pub(crate) session: SessionId,
     pub(crate) outbox: Arc<Outbox>,
-    /// The connection as operators see it.
+    /// The connection's entry in the registry.
     pub(crate) view: Arc<OpenConnection>,
     pub(crate) capabilities: Capabilities,
     pub(crate) frame_max: u32,
     pub(crate) consumers: Arc<ConnectionConsumers>,
     /// Answers that wait for the disk.
     pub(crate) pending_answers: AnswersWaitingForDisk,
-    /// A basic.get whose message is being loaded from disk. Nothing is read from the client meanwhile.
+    /// A basic.get whose message is being loaded from disk. The client is not read meanwhile.
     late_get: RefCell<Option<LateGet>>,
-    /// Deliveries that one method settles, for which a turn was not enough. Nothing is read from the client meanwhile.
+    /// The rest of a settlement that takes more than a turn. The client is not read meanwhile.
     settling: RefCell<Option<Box<UnfinishedSettlement>>>,
-    /// A publish with its content whose user's auth backend is being asked. Nothing is read from the client meanwhile.
+    /// A publish, with its content, that waits for the user's auth backend. The client is not read meanwhile.
     waiting_publish: RefCell<Option<Box<WaitingPublish>>>,
     /// Pauses publishing while the disk falls behind.
     publish_gate: PublishGate,
@@ -85,7 +85,7 @@ pub(crate) struct ChannelContext {
     pub(crate) now: Timestamp,
 }
 
-/// A basic.get that is still to be answered.
+/// A basic.get that has not been answered.
 pub(crate) struct LateGet {
     pub(crate) channel: u16,
     pub(crate) queue: Arc<Queue>,
@@ -109,7 +109,8 @@ impl ChannelContext {
         self.vhost.store()
     }
 
-    /// Called after a flush of a channel's publishes. Pauses publishing if there is no room, or if a queue holds the publisher.
+    /// Called after a flush of a channel's publishes. Pauses publishing if too much waits for the disk, or if a queue
+    /// holds the publisher.
     pub(crate) fn handed_over(&self, flushed: &Flushed, channel: &OpenChannel) {
         if self.publish_gate.after(flushed, &self.vhost, self.now) {
             self.view.in_flow(self.now);
@@ -148,12 +149,12 @@ impl ChannelContext {
         self.settling.borrow().as_ref().is_some_and(|settling| settling.is_of(channel))
     }
 
-    /// Defers a publish until its user's auth backend has answered.
+    /// Defers a publish until the user's auth backend has answered.
     pub(crate) fn publish_later(&self, publish: WaitingPublish) {
         *self.waiting_publish.borrow_mut() = Some(Box::new(publish));
     }
 
-    /// Bytes of the publish that waits for that.
+    /// Bytes of the deferred publish.
     fn waiting_bytes(&self) -> usize {
         self.waiting_publish.borrow().as_ref().map_or(0, |publish| publish.bytes())
     }
@@ -248,7 +249,7 @@ impl BrokerSession {
         Ok(())
     }
 
-    /// When the user's rights end.
+    /// When the user's token expires, if ever.
     fn expiry(&self) -> Option<Instant> {
         let expires_at = self.context.authorised.expires_at()?;
         Some(self.context.shared.clock.instant(expires_at))
@@ -296,7 +297,7 @@ impl BrokerSession {
                 self.settle_outcome(number, outcome.map_err(|fault| fault.caused_by(PUBLISH)))?;
                 Ok(whole.wire_len)
             }
-            // Any error in it is found again, and handled, frame by frame.
+            // An error in the content is found again, and handled, frame by frame.
             Ok(None) | Err(_) => {
                 channel.expect_content(publish);
                 Ok(0)
@@ -319,7 +320,7 @@ impl BrokerSession {
         };
         let before = channel.incomplete_bytes();
         let outcome = channel.handle_body(&self.context, payload);
-        // A message that is complete, and waits for its permission, takes as much memory as before.
+        // A complete message that waits for its permission takes as much memory as before.
         self.incomplete.changed(before, channel.incomplete_bytes() + self.context.waiting_bytes());
         self.settle_outcome(number, outcome)
     }
@@ -344,7 +345,8 @@ impl BrokerSession {
         Ok(())
     }
 
-    /// Called once the user's auth backend has answered. A frame that waits for that is shown again.
+    /// Called once the user's auth backend has answered. A deferred publish is repeated; a frame that waits is passed in
+    /// again.
     fn after_question(&mut self) -> Result<(), Fault> {
         if !self.question.take_answered() {
             return Ok(());
@@ -352,7 +354,7 @@ impl BrokerSession {
         let Some(waiting) = self.context.waiting_publish.take() else { return Ok(()) };
         let (number, bytes) = (waiting.channel(), waiting.bytes());
         let Some(channel) = self.channels.get_mut(number) else {
-            // It was closed meanwhile.
+            // The channel was closed meanwhile.
             self.incomplete.changed(bytes, 0);
             self.question.over(self.context.authorised.identity());
             return Ok(());
@@ -365,7 +367,8 @@ impl BrokerSession {
         if self.deferral.take().is_some() { Ok(()) } else { settled }
     }
 
-    /// Whether the outcome is none, since the user's auth backend is asked first. The operation has changed nothing.
+    /// Whether `fault` only means that the user's auth backend has to be asked first. The operation has changed nothing
+    /// then.
     fn defers(&mut self, fault: &Fault) -> bool {
         let identity = self.context.authorised.identity();
         if !self.question.ask(fault.is_unasked, identity, &self.context.outbox) {
@@ -394,7 +397,7 @@ impl BrokerSession {
         }
     }
 
-    /// Closes a channel for a fault that is its own.
+    /// Closes a channel because of a channel error.
     fn close_channel(&mut self, number: u16, fault: &Fault) {
         let channel = self.channels.start_closing(number);
         self.end_channels(channel);
@@ -405,13 +408,13 @@ impl BrokerSession {
         self.context.send(number, close);
     }
 
-    /// Interval at which to look for overdue deliveries.
+    /// Interval at which overdue deliveries are checked for.
     fn check_interval(&self) -> Duration {
         self.context.shared.config.consumer_timeout.min(MAX_CHECK_INTERVAL)
     }
 
-    /// Resumes after a pause if there is room or the next turn has come, and sends answers and confirms whose
-    /// changes are on disk.
+    /// Resumes publishing if there is capacity or the next turn has come, and sends answers and confirms whose changes
+    /// are on disk.
     fn after_disk(&mut self) {
         let Self { context, channels, unconfirmed, .. } = self;
         context.publish_gate.resume(&context.vhost);
@@ -444,7 +447,7 @@ impl BrokerSession {
     fn end_channels(&mut self, channels: impl IntoIterator<Item = Box<Channel>>) {
         let Self { context, incomplete, .. } = self;
         let mut channels: Vec<_> = channels.into_iter().collect();
-        // From here on no channel receives messages that the others publish or requeue.
+        // After this, no channel receives messages that the others publish or requeue.
         let mut departure = ChannelTeardown::default();
         channels.iter_mut().for_each(|channel| channel.depart(&mut departure));
         channels.iter_mut().for_each(|channel| channel.finish_publishing(context));
@@ -481,7 +484,7 @@ impl BackendSession for BrokerSession {
             FrameKind::Method => self.handle_method(frame.channel, frame.payload, rest),
             FrameKind::Header => self.handle_header(frame.channel, frame.payload).map(|()| 0),
             FrameKind::Body => self.handle_body(frame.channel, frame.payload).map(|()| 0),
-            // Validated by the connection.
+            // Already handled by the connection.
             FrameKind::Heartbeat => Ok(0),
         }
     }
@@ -526,8 +529,8 @@ impl BackendSession for BrokerSession {
         self.after_question()?;
         self.after_disk();
         if !self.published.is_empty() {
-            // Flushed even without room: a message that has reached only some of its queues delays
-            // dead-lettering and the log.
+            // Flushed even while publishing is paused: a message that only some of its queues have delays dead-lettering
+            // and the log.
             self.flush(now);
         }
         self.after_load();
@@ -555,7 +558,7 @@ impl BackendSession for BrokerSession {
 
     fn handle_deadline(&mut self, now: Instant) -> Result<(), Fault> {
         if !self.question.is_open() {
-            // Otherwise its client does not complete its messages since it is not read.
+            // A blocked client is not read, and so cannot complete its messages.
             self.incomplete.check(now)?;
         }
         self.context.set_time(now);
@@ -583,7 +586,7 @@ impl BackendSession for BrokerSession {
                  can be configured, see consumers doc guide to learn more",
                 timeout.as_millis()
             );
-            // This is not an outcome of the operation that may be waiting for an answer.
+            // Not the outcome of an operation that may be waiting for its auth backend.
             self.close_channel(number, &Fault::new(ReplyCode::PreconditionFailed, text));
         }
         Ok(())

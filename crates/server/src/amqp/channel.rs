@@ -39,15 +39,15 @@ pub(crate) struct Channel {
     prefetch: u16,
     /// Whether `basic.qos` with `global` has limited the channel as a whole.
     limited: bool,
-    /// The last declared queue, for which an empty queue name stands.
+    /// The last declared queue, which an empty queue name refers to.
     last_queue: Option<Box<str>>,
     /// The queue of the channel's direct reply-to consumer.
     replies: Option<Arc<Queue>>,
-    /// The channel as operators see it.
+    /// The channel's entry in the registry.
     view: Arc<OpenChannel>,
 }
 
-/// How publishes on a channel take effect.
+/// The channel's mode, which decides when publishes take effect and whether they are confirmed.
 enum Mode {
     Plain,
     Confirm(Box<ChannelConfirms>),
@@ -148,7 +148,7 @@ impl Channel {
         }
     }
 
-    /// Begins the channel's end: its consumers take nothing any more. They and the unsettled deliveries are added to
+    /// Begins the channel's end: its consumers accept nothing more. Adds the consumers and the unsettled deliveries to
     /// `departure`.
     pub(crate) fn depart(&mut self, departure: &mut ChannelTeardown) {
         if let Mode::Tx(transaction) = &mut self.mode {
@@ -160,7 +160,7 @@ impl Channel {
         }
     }
 
-    /// Flushes what the channel has published, before anything comes back.
+    /// Flushes the channel's publishes, before its deliveries are requeued.
     pub(crate) fn finish_publishing(&mut self, context: &ChannelContext) {
         self.flush_all(context);
         self.leave_confirms(context);

@@ -1,12 +1,12 @@
-//! A channel's unsettled deliveries: delivery tags, prefetch, and the way out to the client.
+//! A channel's unsettled deliveries: delivery tags, prefetch, and the delivery to the client.
 //!
 //! Queues deliver from whichever task publishes; the client's own task settles. Both synchronise here on the
 //! channel's lock, which is taken below a queue's (ARCHITECTURE.md, "Lock order"). So the settling side removes
 //! entries first, and calls their queues after it has released the lock.
 //!
-//! A channel may have very many consumers, so nothing here iterates over all of them. A consumer that cannot
-//! take more notifies its queue and waits for what it lacks: credit of its own (settling one of its deliveries
-//! resumes it), the channel's credit (in a wait queue here), or room in the outbox ([`ConnectionConsumers`]).
+//! A channel may have very many consumers, so nothing here iterates over all of them. A consumer that cannot take more
+//! tells its queue so. It then waits for its own credit (until one of its deliveries is settled), for the channel's
+//! credit (in a wait queue here), or for outbox capacity ([`ConnectionConsumers`]).
 
 mod connection;
 mod consumer;
@@ -39,7 +39,7 @@ pub(crate) use traces::{TracePublisher, Traces};
 pub(crate) struct Deliveries {
     connection: Arc<ConnectionConsumers>,
     destination: Destination,
-    /// Allocated for the first consumer or basic.get: very many open channels may only publish or be idle.
+    /// Allocated for the first consumer or basic.get, since very many channels may only publish or be idle.
     inner: Mutex<Option<Box<DeliveringChannel>>, { Rank::ChannelDeliveries as u8 }>,
 }
 
@@ -86,12 +86,12 @@ impl Deliveries {
         inner.as_ref().map_or((0, 0), |inner| (inner.consumers.len(), inner.unsettled_count))
     }
 
-    /// Adds a consumer, which takes nothing until [`Deliveries::activate`]. A `limit` of 0 means no limit.
+    /// Adds a consumer, which accepts nothing until [`Deliveries::activate`]. A `limit` of 0 means no limit.
     pub(crate) fn add_consumer(&self, limit: usize, settling: Settling) -> ConsumerKey {
         let mut inner = self.inner.lock();
         let inner = inner.get_or_insert_default();
         if inner.consumers.capacity() == 0 {
-            // Most channels that consume have a single consumer.
+            // Most channels that consume have one consumer.
             inner.consumers.reserve_exact(1);
         }
         let serial = inner.next_serial;
@@ -127,14 +127,14 @@ impl Deliveries {
         self.inner.lock().get_or_insert_default().channel_limit = limit;
     }
 
-    /// Resumes consumers that lacked credit, one after another, until the channel's credit is used up. Called
-    /// without any lock held, after credit was given back.
+    /// Resumes consumers that lacked credit, one after another, until the channel's credit is used up. Called without any
+    /// lock, after credit was returned.
     pub(crate) fn resume(&self, now: Timestamp) {
         loop {
             let mut lock = self.inner.lock();
             let Some(inner) = lock.as_mut() else { return };
             let next = inner.next_with_credit();
-            // Only this task gives credit back, so a consumer that starts to wait meanwhile has found none.
+            // Only this task returns credit, so a consumer that starts to wait meanwhile has found none.
             let more = !inner.waiting.is_empty();
             drop(lock);
             let Some((queue, id)) = next else { return };
@@ -187,9 +187,9 @@ impl Deliveries {
         tag
     }
 
-    /// Removes one delivery, or with `multiple` all up to `tag` (all of them for tag 0). Returns `None` for a
-    /// tag that is not outstanding. Acknowledged ones are counted at `acked_at`. The caller settles the
-    /// deliveries with their queues, and then [resumes](Self::resume).
+    /// Removes one delivery, or with `multiple` all up to `tag` (all of them for tag 0). Returns `None` for a tag that is
+    /// not outstanding. With `acked_at`, counts acknowledgements at that time. The caller settles the deliveries with
+    /// their queues, and then [resumes](Self::resume).
     pub(crate) fn settle(
         &self,
         tag: u64,
@@ -206,20 +206,20 @@ impl Deliveries {
         Some(settled)
     }
 
-    /// Like [`Deliveries::settle`], but keeps their credit: for a transaction, whose commit calls
+    /// Like [`Deliveries::settle`], but keeps the credit in use: for a transaction, whose commit calls
     /// [`Deliveries::release`] and whose rollback calls [`Deliveries::restore`].
     pub(crate) fn hold(&self, tag: u64, multiple: bool) -> Option<Vec<(u64, Unsettled)>> {
         self.inner.lock().get_or_insert_default().take(tag, multiple)
     }
 
-    /// Gives back the credit of deliveries taken with `hold`. The caller then [resumes](Self::resume).
+    /// Returns the credit of deliveries taken with `hold`. The caller then [resumes](Self::resume).
     pub(crate) fn release(&self, held: &[(u64, Unsettled)]) {
         self.inner.lock().get_or_insert_default().release(held);
     }
 
-    /// Whether the oldest delivery has been unsettled for `timeout`. Each call records the next delivery tag,
-    /// which bounds the age of later deliveries without a timestamp for each; the answer is late by one
-    /// interval at most.
+    /// Whether the oldest delivery has been unsettled for `timeout`. Each call records the next delivery tag, which
+    /// bounds the age of later deliveries without a timestamp for each. So the answer is late by at most one interval
+    /// between calls.
     pub(crate) fn is_overdue(&self, now: Instant, timeout: Duration) -> bool {
         let mut inner = self.inner.lock();
         let Some(inner) = inner.as_mut() else { return false };
@@ -234,7 +234,7 @@ impl Deliveries {
         inner.marks.front().is_some_and(|(_, since)| now.saturating_duration_since(*since) >= timeout)
     }
 
-    /// Whether there are deliveries that the client has to settle, or consumers that may get some.
+    /// Whether the client has deliveries to settle, or consumers that may get some.
     pub(crate) fn is_in_use(&self) -> bool {
         self.inner.lock().as_ref().is_some_and(|inner| {
             inner.unsettled_count > 0
@@ -242,8 +242,8 @@ impl Deliveries {
         })
     }
 
-    /// Removes all consumers and all deliveries, at the end of the channel. The consumers take nothing any more, though
-    /// they are still with their queues, which keep them for as long as the deliveries are away: [`ChannelTeardown`].
+    /// Removes all consumers and all deliveries, at the channel's end. The consumers accept nothing any more, but remain
+    /// registered with their queues until the deliveries are requeued; see [`ChannelTeardown`].
     pub(crate) fn close(&self) -> Vec<(u64, Unsettled)> {
         let mut inner = self.inner.lock();
         let Some(inner) = inner.as_mut() else { return Vec::new() };
@@ -256,7 +256,7 @@ impl Deliveries {
         inner.take_all()
     }
 
-    /// Removes all deliveries, for recover. The caller proceeds as after [`Deliveries::settle`].
+    /// Removes all deliveries, for basic.recover. The caller proceeds as after [`Deliveries::settle`].
     pub(crate) fn take_all(&self) -> Vec<(u64, Unsettled)> {
         self.inner.lock().as_mut().map(|inner| inner.take_all()).unwrap_or_default()
     }

@@ -9,7 +9,7 @@ mod fairness;
 mod firehose;
 mod flow;
 mod incomplete;
-// Only debug builds know which locks a thread takes.
+// Only debug builds record the locks that a thread takes.
 #[cfg(debug_assertions)]
 mod locks;
 mod memory;
@@ -44,7 +44,7 @@ fn server_of(broker: Arc<Broker>) -> Arc<Shared> {
     simulated::server_of(broker, Clock::start(), 1).shared()
 }
 
-/// A client and the server's end of its connection.
+/// A client, and the server's side of its connection.
 struct Conversation {
     shared: Arc<Shared>,
     connection: ClientConnection<AmqpConnection>,
@@ -94,7 +94,7 @@ impl Conversation {
         self.unconsumed.drain(..taken);
     }
 
-    /// Sends frames in one read, and returns the names and channels of the methods that come back.
+    /// Sends frames in one read, and returns descriptions of the received methods.
     fn call(&mut self, write: impl FnOnce(&mut Vec<u8>)) -> Vec<String> {
         let mut bytes = Vec::new();
         write(&mut bytes);

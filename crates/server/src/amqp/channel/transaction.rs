@@ -17,28 +17,29 @@ use super::{Channel, Mode};
 /// that never commits must not fill it: enough for several messages of the default maximum size.
 const MAX_TRANSACTION_BYTES: usize = 128 * 1024 * 1024;
 
-/// The publishes and settlements that wait for commit.
+/// The publishes and settlements that wait for tx.commit.
 #[derive(Default)]
 pub(super) struct ChannelTransaction {
     publishes: Vec<TransactionPublish>,
     /// Bytes in `publishes`.
     bytes: usize,
     settlements: Vec<(DeliverySettlement, Vec<(u64, Unsettled)>)>,
-    /// The last transaction, from a tx.commit that takes more than a turn until it is answered. No frame is taken meanwhile.
+    /// The transaction that is being committed, if that takes more than a turn, until it is answered. No frame is taken
+    /// meanwhile.
     commit: Option<Box<Commit>>,
 }
 
 /// A transaction that is being committed, which may take several turns.
 struct Commit {
-    /// Those which have not been published yet.
+    /// Publishes that have not been published yet.
     publishes: VecDeque<TransactionPublish>,
-    /// The report on its publishes, once all queues have them.
+    /// The result of the publishes, once all queues have them.
     flushed: Option<Flushed>,
-    /// Those which have not been carried out yet: they follow the publishes.
+    /// Settlements that have not been carried out yet; they follow the publishes.
     settlements: VecDeque<(DeliverySettlement, Vec<(u64, Unsettled)>)>,
-    /// The rest of one for which a turn was not enough.
+    /// The rest of a settlement that takes more than a turn.
     settling: Option<Settlement>,
-    /// There were some.
+    /// Whether the transaction has settlements.
     settles: bool,
 }
 
@@ -75,7 +76,7 @@ impl TransactionPublish {
 }
 
 impl ChannelTransaction {
-    /// Routes a message and holds it until commit. Errors in it are reported now, as by RabbitMQ.
+    /// Routes a message and keeps it until commit. Errors in the message are reported now, as by RabbitMQ.
     pub(super) fn publish(
         &mut self,
         publisher: &mut Publisher,
@@ -107,12 +108,12 @@ impl ChannelTransaction {
         Ok(())
     }
 
-    /// Holds a settlement until commit.
+    /// Keeps a settlement until commit.
     pub(super) fn settle(&mut self, how: DeliverySettlement, unsettled: Vec<(u64, Unsettled)>) {
         self.settlements.push((how, unsettled));
     }
 
-    /// Discards what waits, but no commit that has begun. Returns the deliveries that are to be as before.
+    /// Discards the transaction, except a commit that has begun. Returns the deliveries that are unsettled again.
     pub(super) fn discard(&mut self) -> Vec<(u64, Unsettled)> {
         let commit = self.commit.take();
         let discarded = std::mem::replace(self, Self { commit, ..Self::default() });
@@ -139,7 +140,7 @@ impl Channel {
         Ok(())
     }
 
-    /// Begins to commit. [`Channel::flush`] does the rest if that does not fit into the turn.
+    /// Begins a commit. If a turn is not enough, [`Channel::flush`] continues.
     pub(super) fn tx_commit(&mut self, context: &ChannelContext) -> Result<(), Fault> {
         let transaction = self.transaction()?;
         let commit = std::mem::take(transaction).into();
@@ -163,8 +164,8 @@ impl Channel {
         }
     }
 
-    /// Continues a commit until the turn is over; returns whether it is done. A commit that has begun is completed, also at the
-    /// channel's end: some queues have its messages.
+    /// Continues a commit until the turn is over; returns whether it is done. A commit that has begun is completed even
+    /// if the channel ends, since some queues have its messages.
     pub(super) fn continue_commit(&mut self, context: &ChannelContext) -> Result<bool, Fault> {
         let Some(mut commit) = self.transaction()?.commit.take() else { return Ok(true) };
         if !self.publish_held(context, &mut commit)? {
@@ -180,7 +181,7 @@ impl Channel {
         let settled = context.store().filter(|_| commit.settles).map(|store| store.end());
         context.hold_until(settled.max(flushed.until));
         if !flushed.refused.is_empty() {
-            // All else has been committed, as in RabbitMQ.
+            // The other publishes have been committed, as in RabbitMQ.
             return Err(Fault::new(ReplyCode::PreconditionFailed, "partial tx completion"));
         }
         context.send(self.number, tx::CommitOk {});
@@ -213,7 +214,7 @@ impl Channel {
         }
     }
 
-    /// Publishes the messages of a commit until the turn is over; returns whether all queues have all of them.
+    /// Publishes a commit's messages until the turn is over; returns whether all queues have all of them.
     fn publish_held(&mut self, context: &ChannelContext, commit: &mut Commit) -> Result<bool, Fault> {
         while let Some(next) = commit.publishes.front() {
             let publisher = self.publisher.get(context, self.number);

@@ -1,4 +1,4 @@
-//! The end of channels.
+//! Requeues the deliveries of closing channels.
 
 use std::sync::Arc;
 
@@ -7,8 +7,9 @@ use hashbrown::HashMap;
 
 use super::Unsettled;
 
-/// The consumers and unsettled deliveries of channels that end together, by queue. Each queue gets its deliveries back at once:
-/// channel by channel, it would deliver them to the next one, and count a failure each time.
+/// The consumers and unsettled deliveries of channels that close together, by queue. Each queue gets its deliveries back
+/// in one step. Channel by channel, it would deliver them to the next closing channel, and count a failed delivery each
+/// time.
 #[derive(Default)]
 pub(crate) struct ChannelTeardown {
     queues: Vec<ClosingChannel>,
@@ -25,7 +26,7 @@ struct ClosingChannel {
 }
 
 impl ChannelTeardown {
-    /// Adds a consumer that takes nothing any more ([`Deliveries::close`](super::Deliveries::close)).
+    /// Adds a consumer that accepts nothing any more ([`Deliveries::close`](super::Deliveries::close)).
     pub(crate) fn add_consumer(&mut self, queue: &Arc<Queue>, consumer: ConsumerId) {
         self.of(queue).consumers.push(consumer);
     }
@@ -38,11 +39,11 @@ impl ChannelTeardown {
         }
     }
 
-    /// Has all consumers leave their queues, and gives the deliveries back to them.
+    /// Removes the consumers from their queues, and requeues the deliveries.
     pub(crate) fn leave(self, now: Timestamp) {
         for ClosingChannel { queue, consumers, mut deliveries } in self.queues {
             if self.channels > 1 {
-                // Some queues keep the order in which messages return.
+                // Some queues keep the order in which messages are requeued.
                 deliveries.sort_by_key(Delivery::position);
             }
             queue.leave(&consumers, deliveries, now);
@@ -51,7 +52,7 @@ impl ChannelTeardown {
 
     fn of(&mut self, queue: &Arc<Queue>) -> &mut ClosingChannel {
         let next = self.queues.len();
-        // Deliveries mostly follow others of the same queue.
+        // Consecutive deliveries mostly come from the same queue.
         let at = match self.queues.last() {
             Some(last) if Arc::ptr_eq(&last.queue, queue) => next - 1,
             _ => *self.by_id.entry(queue.id()).or_insert(next),
@@ -64,7 +65,7 @@ impl ChannelTeardown {
     }
 }
 
-/// Unsettled deliveries, in order, with their queues: each queue once.
+/// Unsettled deliveries grouped by queue, in order.
 pub(super) fn by_queue(
     unsettled: Vec<(u64, Unsettled)>,
 ) -> impl Iterator<Item = (Arc<Queue>, Vec<Delivery>)> {

@@ -198,7 +198,7 @@ fn only_a_delivery_that_is_outstanding_is_overdue() {
     fixture.consume("c", 0, false);
     fixture.publish(5);
     assert!(!is_overdue(&fixture, 0));
-    // The last one by itself, then all before it.
+    // The last one alone, then all before it.
     assert!(fixture.settle(5, false).is_some() && fixture.settle(4, true).is_some());
     assert!(!is_overdue(&fixture, 1) && !is_overdue(&fixture, 2));
     fixture.publish(1);
@@ -233,7 +233,7 @@ fn a_burst_of_deliveries_takes_memory_only_until_it_is_settled() {
         if multiple {
             assert!(fixture.settle(0, true).is_some());
         } else {
-            // The last ones are still unsettled.
+            // The last deliveries are still unsettled.
             (10..10 * RETAINED_CAPACITY as u64).for_each(|tag| assert!(fixture.settle(tag, false).is_some()));
         }
         assert!(capacity(&fixture) <= 2 * RETAINED_CAPACITY, "{}", capacity(&fixture));
@@ -382,7 +382,7 @@ fn a_slow_client_holds_up_nobody_else() {
     assert_eq!(quick.delivered().len(), 1_000, "its own queue");
     let left = slow.queue.message_count();
     assert!(left > 900);
-    // Also on the slow consumer's own queue.
+    // Also for the slow consumer's queue.
     quick.queue = Arc::clone(&slow.queue);
     quick.consume("helper", 0, true);
     assert_eq!((quick.delivered().len() as u64, slow.queue.message_count()), (left, 0));
@@ -426,7 +426,7 @@ fn a_settlement_looks_at_few_of_very_many_full_consumers() {
         fixture.deliveries.resume(NOW);
     }
     assert_eq!(fixture.delivered().len(), MANY);
-    // With a single credit for all of them, one of them gets it.
+    // If there is credit for one of them, one of them gets it.
     fixture.deliveries.set_channel_limit(1);
     assert!(fixture.settle(0, true).is_some_and(|settled| settled.len() == MANY));
     assert_eq!(fixture.delivered().len(), 1);

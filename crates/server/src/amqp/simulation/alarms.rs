@@ -31,7 +31,7 @@ fn close(out: &mut Vec<u8>) {
 }
 
 impl Conversation {
-    /// Nudges the connection and shows held input again.
+    /// Nudges the connection and passes pending input in again.
     fn woken(&mut self) -> Vec<String> {
         let now = self.now;
         self.connection.handle_nudge(now);

@@ -1,4 +1,4 @@
-//! A channel's message counts as operators see them.
+//! A channel's message counts in operators' lists.
 
 use broker::{Count, MessageCounts};
 

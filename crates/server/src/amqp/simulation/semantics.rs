@@ -1,4 +1,4 @@
-//! Behaviour that only a whole channel shows: direct replies to a requester, and deliveries that are never settled.
+//! Behaviour that takes a whole channel: direct reply-to, and deliveries that are never settled.
 
 use amqp::properties::{ContentHeader, Properties};
 

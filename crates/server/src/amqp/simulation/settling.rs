@@ -1,4 +1,4 @@
-//! S6: one method that settles very many deliveries takes as many turns as it needs. The clock is the work that is charged.
+//! S6: a method that settles very many deliveries takes as many turns as it needs. Time is the charged work.
 
 use broker::{Queue, SessionId, Timestamp};
 use sync::work::TURN;
@@ -6,7 +6,7 @@ use sync::work::TURN;
 use super::fairness::{ENDLESS, STEP, turn};
 use super::*;
 
-/// Deliveries that a client has.
+/// Deliveries that the client has not settled.
 const DELIVERIES: u32 = 12_000;
 
 /// The queue `q`, and a client with all of its messages, whose bodies are their numbers.
@@ -28,13 +28,13 @@ fn holder() -> (Arc<Shared>, Arc<Queue>, Conversation) {
     }
     let queue = broker.vhost("/").unwrap().queue(SessionId(u64::MAX), "q").unwrap();
     assert_eq!((delivered, queue.unacked_count()), (DELIVERIES as usize, u64::from(DELIVERIES)));
-    // From now on the client only has what it has.
+    // The client gets no further deliveries.
     client.call(|out| frame::write_method(out, 1, basic::Cancel { consumer_tag: "c", no_wait: true }));
     (shared, queue, client)
 }
 
-/// Has the client send a method and a declaration after it; takes turns until both are answered, and calls `look` before each.
-/// Returns the answers, and the number of turns.
+/// Sends a method followed by a declaration. Runs turns until both are answered, with a call of `look` before each.
+/// Returns the answers and the number of turns.
 fn turns<'m>(
     client: &mut Conversation,
     method: impl Into<Method<'m>>,

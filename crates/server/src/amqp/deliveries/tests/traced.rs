@@ -1,4 +1,4 @@
-//! Traced deliveries wait for the connection's own task, and consumers wait for that.
+//! Traced deliveries wait for the connection's task, and consumers wait for the traces.
 
 use amqp::RawTable;
 use broker::{Binding, Tracer};
@@ -6,7 +6,7 @@ use broker::{Binding, Tracer};
 use super::super::super::publish_gate::PublishGate;
 use super::*;
 
-/// Most deliveries that wait: the limit plus one consumer's batch beyond it.
+/// The maximum of waiting deliveries: the limit plus one consumer's batch.
 const MAX_WAITING: usize = 2 * 1024;
 
 /// A channel on a traced virtual host, and the queue that receives the traces.
