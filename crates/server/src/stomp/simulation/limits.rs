@@ -134,7 +134,7 @@ fn headers_that_consumers_of_amqp_cannot_be_sent_are_refused() {
     let headers = |count: usize| -> String {
         (0..count).map(|number| format!("name{number}:{}\n", "x".repeat(500))).collect()
     };
-    // A frame has 4 KiB at most here.
+    // The maximum frame size is 4 KiB here.
     let send = |count: usize| format!("SEND\ndestination:/topic/t\nreceipt:r\n{}\n", headers(count));
     assert_eq!(conversation.call(&send(5)), ["RECEIPT r "]);
     let answers = conversation.call(&send(8));

@@ -63,7 +63,7 @@ fn a_message_requeued_by_an_ending_session_skips_its_other_subscriptions() {
     let mut ending = Conversation::open(&shared);
     ending.call(&subscribe(1, "client"));
     assert_eq!(ending.call(&send("/queue/q", "r", "a")), ["MESSAGE 1 false a", "RECEIPT r "]);
-    // None of these subscriptions would requeue it.
+    // These subscriptions would accept the message without requeueing it.
     ending.call(&(2..30).map(|id| subscribe(id, "auto")).collect::<Vec<_>>().join("\0"));
     drop(ending);
     assert_eq!(Conversation::open(&shared).call(&subscribe(1, "auto")), ["MESSAGE 1 true a"]);
