@@ -1,4 +1,4 @@
-//! Parked messages, in the hands of an operator.
+//! Operations on parked messages.
 
 use amqp::FieldTable;
 
@@ -61,7 +61,7 @@ async fn operators_see_the_times_of_parked_messages_by_the_wall_clock() {
     assert!((parked.accepted_at..=last).contains(&parked.refused_at), "{parked:?} {first} {last}");
 }
 
-/// The queue of another user, who is logged in as well.
+/// The queue of another user, who has also logged in.
 fn queue_of_another(site: &Simulated) -> Arc<SpoolQueue> {
     let queue = site.spool.queue("/", "other").unwrap();
     queue.logged_in(Arc::new(Credentials::plain("other", "secret")));
@@ -70,7 +70,7 @@ fn queue_of_another(site: &Simulated) -> Arc<SpoolQueue> {
 
 const OTHER: SpoolSelection<'_> = SpoolSelection { user: Some("other"), vhost: Some("/") };
 
-/// More than are read in one step, and in between.
+/// More messages than one step reads, of two users alternately.
 async fn parked_of_two(site: &mut Simulated) {
     let (one, other) = (site.queue(), queue_of_another(site));
     for part in 0..5 {
@@ -125,7 +125,7 @@ async fn parked_messages_of_one_user_are_dropped_and_the_others_stay() {
     assert_eq!((site.spool.parked(), site.spool.local.parked().bytes()), (0, 0));
 }
 
-/// Drops what waits on a thread of its own, as the HTTP API does, while the forwarders have their turns.
+/// Drops waiting messages on another thread, as the HTTP API does, while the forwarders run.
 async fn purge_waiting(site: &mut Simulated, selection: SpoolSelection<'static>) -> u64 {
     let spool = Arc::clone(&site.spool);
     let purge = std::thread::spawn(move || spool.purge_waiting(selection));
