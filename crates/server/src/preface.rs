@@ -19,13 +19,13 @@ pub struct Preface {
     pub tls: Option<Arc<ServerTls>>,
 }
 
-/// Peers that are trusted to send headers of the PROXY protocol. Every connection of theirs begins with a
-/// header; a connection of any other peer never does.
+/// Peers that are trusted to send headers of the PROXY protocol. Each of their connections starts with a header;
+/// connections of other peers never do.
 #[derive(Debug, Clone)]
 pub struct TrustedProxies {
     /// The protocol versions that they use.
     pub accepted: AcceptedVersions,
-    /// The ranges that their addresses are in; those of a header do not matter.
+    /// The ranges of the proxies' own addresses; addresses in a header do not matter.
     pub networks: Vec<Network>,
     /// Whether clients of Unix sockets are trusted too.
     pub unix: bool,

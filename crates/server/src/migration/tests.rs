@@ -1,4 +1,4 @@
-//! Moves between two embedded brokers, on tokio's paused clock.
+//! Migrations between two embedded brokers, on tokio's paused clock.
 
 use std::task::Waker;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use super::run::{MAX_RUN, MoveTurns, RunEnd};
 use super::*;
 use crate::upstream::multiplexing::tests::{USER, Upstream};
 
-/// This broker and the other one, with a queue of the same name each.
+/// This broker and the other one, each with a queue of the same name.
 struct Brokers {
     context: Arc<MoveContext>,
     here: Arc<Queue>,
@@ -94,7 +94,7 @@ impl Brokers {
         Self::publish(&vhost, "guest", numbers, amqp::properties::NO_PROPERTIES);
     }
 
-    /// One more queue, on both sides, with this many messages here.
+    /// Declares another queue on both sides, with this many messages here.
     fn add(&self, name: &str, messages: usize) -> Arc<Queue> {
         let declare = QueueDeclare { name, durable: true, ..QueueDeclare::default() };
         let vhost = self.context.broker.vhost("/").unwrap();
@@ -104,7 +104,7 @@ impl Brokers {
         queue
     }
 
-    /// The exchanges for moves at the other broker.
+    /// The migration exchanges at the other broker.
     fn exchanges(&self) -> Vec<String> {
         let all = self.upstream.vhost().all_exchanges();
         all.iter()
@@ -136,7 +136,7 @@ async fn pass(time: Duration) {
     tokio::time::sleep(time).await;
 }
 
-/// The bodies of a queue's messages, which leave it.
+/// Takes a queue's messages, and returns their bodies.
 fn take(queue: &Queue) -> Vec<String> {
     let got = std::iter::from_fn(|| queue.get(true, Timestamp::default()));
     got.map(|got| String::from_utf8(got.delivery.message().body().to_vec()).unwrap()).collect()
@@ -148,7 +148,7 @@ fn numbers(range: std::ops::Range<u32>) -> Vec<String> {
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// Waits for what the move does.
+/// Waits until `is_so`.
 async fn until(is_so: impl Fn() -> bool) {
     let mut passed = Duration::ZERO;
     while !is_so() {
@@ -173,7 +173,7 @@ async fn messages_leave_in_order_and_are_forgotten_here() {
     assert_eq!((brokers.here.message_count(), brokers.here.unacked_count()), (0, 0));
     let shown = brokers.shown();
     assert_eq!((shown.moved, shown.before, shown.maybe_twice), (5_000, Some(0), 0));
-    // The way there is gone with the last message.
+    // The exchange was deleted with the last message.
     assert_eq!(brokers.exchanges(), [""; 0]);
 }
 
@@ -208,7 +208,7 @@ async fn exchanges_left_by_a_crash_are_deleted_by_the_next_move_to_that_broker()
     record("elsewhere").will_make("/", vec![left(300)]).await;
     record("there").will_make("gone", vec![left(400)]).await;
     let brokers = Brokers::with_record(MoveDirection::Out, &queue, &FieldTable::new(), record("there"));
-    // Not all of them are there any more; one is another broker's.
+    // Some no longer exist; one is another broker's.
     for name in [left(7), left(199), left(300), "leveret.move.c.7".to_owned()] {
         let declare = ExchangeDeclare { name: &name, kind: "fanout", ..ExchangeDeclare::default() };
         brokers.upstream.vhost().declare_exchange(&declare).unwrap();
@@ -388,7 +388,7 @@ async fn a_wait_for_a_turn_delays_no_later_message() {
     assert!(is_empty(&queues[0]));
 }
 
-/// Takes turns at `now` until `is_so`, and returns the end that comes by then.
+/// Takes turns at `now` until `is_so`; returns the end of the run if it comes before that.
 fn turns(run: &mut impl MoveTurns, now: Instant, is_so: impl Fn() -> bool) -> Result<(), RunEnd> {
     for _ in 0..1_000 {
         if is_so() {
@@ -403,7 +403,7 @@ fn turns(run: &mut impl MoveTurns, now: Instant, is_so: impl Fn() -> bool) -> Re
 }
 
 impl Brokers {
-    /// The queue, of which nothing moves by itself.
+    /// The queue as for a run, while no other run is started.
     async fn moving(&self) -> MovingQueue {
         let all = Arc::clone(&self.context.permits).acquire_many_owned(AT_ONCE as u32).await.unwrap();
         let context = Arc::clone(&self.context);

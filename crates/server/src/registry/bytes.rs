@@ -1,9 +1,9 @@
-//! Bytes per second of a connection. Rates are computed only for connections that are looked at, and only then.
+//! Bytes per second of a connection, computed only when an operator requests them.
 
 use broker::Timestamp;
 use parking_lot::Mutex;
 
-/// The state at the last look, if there was one.
+/// The counts at the last call, if there was one.
 #[derive(Default)]
 pub(super) struct ByteRates(Mutex<Option<Box<ByteSample>>>);
 
@@ -15,7 +15,7 @@ struct ByteSample {
 }
 
 impl ByteRates {
-    /// Bytes received and sent per second between two looks that are at least [`STEP`] apart; zero at the first one.
+    /// Bytes received and sent per second between two calls that are at least [`STEP`] apart; zero at the first call.
     pub(super) fn look(&self, received: u64, sent: u64, now: Timestamp) -> (f64, f64) {
         let mut last = self.0.lock();
         let Some(look) = &mut *last else {
@@ -32,7 +32,7 @@ impl ByteRates {
     }
 }
 
-/// The shortest period, in milliseconds, over which a rate is computed.
+/// The shortest period, in milliseconds, for which a rate is computed.
 const STEP: u64 = 5_000;
 
 #[cfg(test)]

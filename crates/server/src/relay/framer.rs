@@ -1,9 +1,8 @@
 //! Splits bytes of the upstream into WebSocket messages.
 //!
-//! A message holds the bytes of one read, as a byte stream has no better boundaries. Where AMQP 0-9-1 is
-//! relayed, however, a message ends at the end of an AMQP frame: browser clients rely on that, and
-//! websocket-tcp-relay does it. Frames are not buffered for this: an incomplete one is sent as a fragment, and
-//! the browser joins the fragments.
+//! A message has the bytes of one read, since a byte stream has no better boundaries. But if AMQP 0-9-1 is relayed, a
+//! message ends at the end of an AMQP frame: browser clients rely on that, and websocket-tcp-relay does it. Frames are
+//! not buffered for this: an incomplete frame is sent as a fragment, and the browser joins the fragments.
 
 use amqp::frame::{HEADER_LEN, OVERHEAD};
 use websocket::{Deflate, FrameHeader, MessageKind, Opcode, encode};
@@ -18,7 +17,7 @@ const AMQP_FRAME_TYPES: [u8; 4] = [1, 2, 3, 8];
 #[derive(Debug, Default)]
 pub(super) struct Framer {
     kind: FramerKind,
-    /// A message has begun and not ended.
+    /// Whether a message has been started and not ended.
     within: bool,
     /// Compresses messages that are whole in one frame; the first frame says whether a message is compressed.
     pub(super) deflate: Option<Deflate>,

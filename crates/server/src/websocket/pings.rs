@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Pings a silent peer, and gives up if it stays silent. Any byte is a sign of life.
+/// Pings a silent peer, and drops it if it stays silent. Any byte counts as a sign of life.
 #[derive(Debug)]
 pub(crate) struct Pings {
     /// How long a peer may be silent before it is pinged, and then again before it is dropped. Zero turns pings off.
@@ -24,7 +24,7 @@ impl Pings {
         Self { interval, last_received: now, pinged: false }
     }
 
-    /// Called when bytes were received, or when none could be because nothing was read.
+    /// Called when bytes were received, or when the peer was not read.
     pub(crate) fn received(&mut self, now: Instant) {
         self.last_received = now;
         self.pinged = false;

@@ -113,15 +113,15 @@ impl FileRequest {
     }
 }
 
-/// Whether the numbers in a range fit 64 bits, as those of all real files do. Any other range is ignored (RFC
-/// 9110, 14.2), so that its arithmetic cannot overflow.
+/// Whether the numbers in a range fit into 64 bits, as those of real files do. Any other range is ignored (RFC 9110,
+/// 14.2), so that its arithmetic cannot overflow.
 fn has_small_numbers(range: &str) -> bool {
     let mut numbers =
         range.split(|character: char| !character.is_ascii_digit()).filter(|number| !number.is_empty());
     numbers.all(|number| number.parse::<u64>().is_ok())
 }
 
-/// Percent-decodes a path. `None` if it does not lead straight down, or leads to a hidden file.
+/// Percent-decodes a path. `None` if it leads upwards or to a hidden file.
 fn decode(path: &str) -> Option<String> {
     let decoded = percent_decode_str(path).decode_utf8().ok()?;
     let inner = decoded.strip_prefix('/')?;
