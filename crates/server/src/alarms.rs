@@ -78,7 +78,7 @@ impl Alarms {
 
     /// Whether any alarm is raised.
     #[inline]
-    pub(crate) fn stand(&self) -> bool {
+    pub(crate) fn any_raised(&self) -> bool {
         self.raised.load(Ordering::Acquire) != 0
     }
 
@@ -149,7 +149,7 @@ mod tests {
         assert!(!alarms.clear(Resource::Memory));
         assert!(alarms.is_raised(Resource::Disk) && !alarms.is_raised(Resource::Memory));
         assert!(alarms.clear(Resource::Disk));
-        assert!(!alarms.stand());
+        assert!(!alarms.any_raised());
     }
 
     #[test]

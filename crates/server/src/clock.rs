@@ -261,7 +261,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_reading_that_makes_no_sense_does_no_harm() {
+    fn implausible_readings_are_ignored() {
         let now = Instant::now();
         for (time, ahead) in [(0, i64::MIN), (u64::MAX, 0), (0, i64::MAX), (u64::MAX, i64::MAX)] {
             let clock = started_at(now, NOON);

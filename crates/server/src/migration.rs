@@ -388,7 +388,7 @@ impl MoveContext {
         if self.direction == MoveDirection::Out {
             let new = queues.iter().filter(|queue| !self.progress.is_known(vhost, queue));
             let names = new.map(|queue| exchange_for(&self.broker_id, queue.name())).collect();
-            self.exchanges.will_make(vhost.name(), names).await;
+            self.exchanges.record_new(vhost.name(), names).await;
         }
     }
 

@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_header_is_taken_and_nothing_behind_it() {
+    async fn a_header_is_consumed_and_no_bytes_after_it() {
         let (peer, mut stream) = sent(b"PROXY TCP4 192.0.2.1 192.0.2.2 1 2\r\nAMQP").await;
         assert_eq!(peer.unwrap(), Peer::Ip("192.0.2.1:1".parse().unwrap()));
         let mut rest = Vec::new();
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_proxy_that_speaks_for_itself_is_the_peer() {
+    async fn a_header_without_addresses_leaves_the_sockets_peer() {
         assert_eq!(sent(b"PROXY UNKNOWN\r\n").await.0.unwrap(), Peer::Unix);
     }
 

@@ -494,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_has_one_form_in_names() {
+    fn connection_names_use_one_form_of_an_address() {
         let address = |text: &str| text.parse::<SocketAddr>().unwrap();
         let mapped = |port| address(&format!("[::ffff:127.0.0.1]:{port}"));
         let name = name_of(Peer::Ip(mapped(5000)), Some(mapped(5672)), 1);
@@ -511,7 +511,7 @@ mod tests {
         let listed: Vec<u64> = registry.all().iter().map(|connection| connection.id()).collect();
         assert_eq!(listed, (0..2 * STEP as u64 + 1).collect::<Vec<_>>());
         drop(open);
-        assert!(registry.all().is_empty(), "who is gone is listed no more");
+        assert!(registry.all().is_empty(), "closed connections are not listed");
     }
 
     #[test]

@@ -17,11 +17,11 @@ pub(super) struct Blocking {
 
 impl Blocking {
     /// Whether a frame of a channel may be taken now. If not, this blocks the connection until
-    /// [`Blocking::go_on`] unblocks it.
+    /// [`Blocking::unblock_if_cleared`] unblocks it.
     #[inline]
     pub(super) fn lets_pass(&mut self, frame: &Frame<'_>, context: &ChannelContext) -> bool {
         self.blocked.is_none()
-            && (!context.shared.alarms.stand() || !publishes(frame) || !self.begin(context))
+            && (!context.shared.alarms.any_raised() || !publishes(frame) || !self.begin(context))
     }
 
     /// Whether the connection is blocked.
@@ -30,8 +30,8 @@ impl Blocking {
     }
 
     /// Unblocks the connection if no alarm is left.
-    pub(super) fn go_on(&mut self, context: &ChannelContext) {
-        if self.blocked.is_none() || context.shared.alarms.stand() {
+    pub(super) fn unblock_if_cleared(&mut self, context: &ChannelContext) {
+        if self.blocked.is_none() || context.shared.alarms.any_raised() {
             return;
         }
         self.blocked = None;

@@ -536,7 +536,7 @@ impl BackendSession for BrokerSession {
         self.after_load();
         self.report_traced();
         self.incomplete.look(now);
-        self.blocking.go_on(&self.context);
+        self.blocking.unblock_if_cleared(&self.context);
         self.context.consumers.resume_deferred(self.context.now);
         for cancelled in self.context.consumers.take_cancelled() {
             if let Some(channel) = self.channels.get_mut(cancelled.deliveries.channel()) {

@@ -67,7 +67,7 @@ struct Handshake {
 
 enum Answer {
     /// Whether the backend is available.
-    There(bool),
+    Available(bool),
     Login(Result<BackendLogin, LoginError>),
     Open(Result<Box<dyn BackendSession>, Fault>),
 }
@@ -93,10 +93,10 @@ impl AmqpConnection {
             Some(true) => handshake.admitted = true,
             // A probe may take longer than clients wait for a handshake.
             _ if self.core.shared.admits_offline() => handshake.admitted = true,
-            Some(false) => self.vanish(NO_UPSTREAM.to_owned()),
+            Some(false) => self.close_abruptly(NO_UPSTREAM.to_owned()),
             None => {
                 let shared = Arc::clone(&self.core.shared);
-                self.ask(async move { Answer::There(shared.backend.probe_endpoints().await) });
+                self.ask(async move { Answer::Available(shared.backend.probe_endpoints().await) });
                 return false;
             }
         }
@@ -104,7 +104,7 @@ impl AmqpConnection {
     }
 
     /// Closes the connection without an error frame, like a broker that crashes.
-    fn vanish(&mut self, reason: String) {
+    fn close_abruptly(&mut self, reason: String) {
         self.core.ends(Ending::Failed, || reason);
         self.finish();
     }
@@ -221,16 +221,16 @@ impl AmqpConnection {
         let AmqpPhase::Handshake(handshake) = &mut self.phase else { return };
         self.intent = Intent::Run;
         match answer {
-            Answer::There(true) => {
+            Answer::Available(true) => {
                 handshake.admitted = true;
                 return;
             }
-            Answer::There(false) => return self.vanish(NO_UPSTREAM.to_owned()),
+            Answer::Available(false) => return self.close_abruptly(NO_UPSTREAM.to_owned()),
             // The backend is unavailable. The client must not receive a refusal, or a close that looks like one.
             Answer::Login(Err(LoginError::Failed(fault))) | Answer::Open(Err(fault))
                 if fault.code == ReplyCode::ConnectionForced =>
             {
-                return self.vanish(fault.text.into_owned());
+                return self.close_abruptly(fault.text.into_owned());
             }
             Answer::Login(Ok(login)) => {
                 if let BackendLogin::Broker(identity) = &login {

@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn those_in_line_are_admitted_one_after_the_other_as_messages_are_completed() {
+    fn waiting_connections_are_admitted_in_order_as_messages_complete() {
         let now = Instant::now();
         let all = Incomplete::new(MIB);
         let mut others = [holding(&all), holding(&all)];
@@ -332,7 +332,7 @@ mod tests {
         assert!(others.iter_mut().all(|other| !send(other, MIB)));
         first.changed(MIB + FREE, 0);
         others.iter_mut().for_each(|other| other.look(now));
-        assert!(others.iter().all(Holding::has_capacity), "there is room");
+        assert!(others.iter().all(Holding::has_capacity), "capacity is free");
         assert!(others.iter_mut().all(|other| send(other, MIB)), "and the second of them is admitted");
     }
 
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn capacity_that_is_not_used_is_given_back_after_a_while_and_those_in_line_are_not_blamed() {
+    fn unused_capacity_is_revoked_and_waiting_connections_are_not_closed() {
         let now = Instant::now();
         let all = Incomplete::new(MIB);
         let (mut idle, mut admitted, mut waiting) = (holding(&all), holding(&all), holding(&all));

@@ -239,7 +239,7 @@ fn declare_on(out: &mut Vec<u8>, channel: u16) {
 }
 
 #[test]
-fn heartbeats_are_sent_when_idle_and_a_silent_peer_is_given_up() {
+fn heartbeats_are_sent_when_idle_and_a_silent_peer_is_disconnected() {
     let mut conversation = Conversation::open(&server(), 2);
     let mut heartbeats = 0;
     while conversation.connection.intent() == Intent::Run {
@@ -247,13 +247,13 @@ fn heartbeats_are_sent_when_idle_and_a_silent_peer_is_given_up() {
         let now = conversation.now;
         conversation.connection.handle_deadline(now);
         heartbeats += conversation.received().len();
-        assert!(heartbeats < 10, "still waiting for a dead peer");
+        assert!(heartbeats < 10, "a silent peer is still connected");
     }
     assert!((3..=5).contains(&heartbeats), "{heartbeats} heartbeats in two intervals");
 }
 
 #[test]
-fn a_client_that_does_not_log_in_is_given_up() {
+fn a_client_that_does_not_log_in_in_time_is_disconnected() {
     let mut conversation = Conversation::connect(&server());
     conversation.send(&PROTOCOL_HEADER[..4]);
     let deadline = conversation.connection.next_deadline().unwrap();

@@ -115,7 +115,7 @@ impl ExchangeRecord {
     }
 
     /// Records exchanges that are about to be created.
-    pub(super) async fn will_make(&self, vhost: &str, exchanges: Vec<String>) {
+    pub(super) async fn record_new(&self, vhost: &str, exchanges: Vec<String>) {
         if exchanges.is_empty() {
             return;
         }

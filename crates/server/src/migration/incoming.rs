@@ -151,7 +151,7 @@ impl<'m> IncomingMove<'m> {
 
     /// Whether an alarm is raised, during which publishers are not read and no messages are fetched.
     fn is_blocked(&self) -> bool {
-        self.moving.context.alarms.stand() || !self.moving.vhost.has_capacity()
+        self.moving.context.alarms.any_raised() || !self.moving.vhost.has_capacity()
     }
 
     fn receive(&mut self, now: Instant) -> Result<usize, RunEnd> {

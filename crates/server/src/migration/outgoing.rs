@@ -256,8 +256,8 @@ impl<'m> OutgoingMove<'m> {
                 self.is_empty = false;
                 let message = got.delivery.message();
                 let bytes = message.body_len() + message.properties().len();
-                let is_doubtful =
-                    !context.may_impersonate.load(Ordering::Relaxed) && self.is_others(message.properties());
+                let is_doubtful = !context.may_impersonate.load(Ordering::Relaxed)
+                    && self.has_other_user_id(message.properties());
                 Some(InFlight { item: got.delivery, bytes, is_doubtful })
             }
             Fetched::Empty => {
@@ -269,7 +269,7 @@ impl<'m> OutgoingMove<'m> {
     }
 
     /// Whether the message's user_id is not the login's user, which only an impersonator may publish.
-    fn is_others(&self, properties: &[u8]) -> bool {
+    fn has_other_user_id(&self, properties: &[u8]) -> bool {
         let user = Properties::decode(properties).ok().and_then(|properties| properties.user_id);
         user.is_some_and(|user| user != self.moving.context.user)
     }

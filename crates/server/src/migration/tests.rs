@@ -152,7 +152,7 @@ const LONG: Duration = Duration::from_secs(20);
 async fn until(is_so: impl Fn() -> bool) {
     let mut passed = Duration::ZERO;
     while !is_so() {
-        assert!(passed < 1000 * LONG, "it does not come about");
+        assert!(passed < 1000 * LONG, "timed out");
         pass(LONG / 100).await;
         passed += LONG / 100;
     }
@@ -181,11 +181,11 @@ async fn messages_leave_in_order_and_are_forgotten_here() {
 async fn a_lost_connection_costs_nothing_but_duplicates() {
     let brokers = Brokers::new(MoveDirection::Out, &FieldTable::new());
     for begin in [0, 5_000, 10_000, 15_000] {
-        brokers.upstream.falls_silent();
+        brokers.upstream.stop_confirming();
         brokers.publish_here(begin..begin + 5_000);
         until(|| brokers.here.unacked_count() > 0).await;
         brokers.upstream.lose();
-        brokers.upstream.answers_again();
+        brokers.upstream.resume_confirming();
         until(|| brokers.here.message_count() + brokers.here.unacked_count() == 0).await;
     }
     let mut arrived = take(&brokers.there);
@@ -204,9 +204,9 @@ async fn exchanges_left_by_a_crash_are_deleted_by_the_next_move_to_that_broker()
     let record = |other: &str| ExchangeRecord::new(Some(file.clone()), &[other.to_owned()]);
     let queue = QueueDeclare { name: QUEUE, durable: true, ..QueueDeclare::default() };
     let left = |number: u32| format!("leveret.move.b.{number}");
-    record("there").will_make("/", (0..200).map(left).collect()).await;
-    record("elsewhere").will_make("/", vec![left(300)]).await;
-    record("there").will_make("gone", vec![left(400)]).await;
+    record("there").record_new("/", (0..200).map(left).collect()).await;
+    record("elsewhere").record_new("/", vec![left(300)]).await;
+    record("there").record_new("gone", vec![left(400)]).await;
     let brokers = Brokers::with_record(MoveDirection::Out, &queue, &FieldTable::new(), record("there"));
     // Some no longer exist; one is another broker's.
     for name in [left(7), left(199), left(300), "leveret.move.c.7".to_owned()] {
@@ -232,13 +232,13 @@ async fn an_exchange_is_on_record_until_it_is_deleted() {
     let record = ExchangeRecord::new(Some(file.clone()), &["there".to_owned()]);
     let brokers = Brokers::with_record(MoveDirection::Out, &queue, &FieldTable::new(), record);
     exchanges::delete_left(&brokers.context).await;
-    brokers.upstream.falls_silent();
+    brokers.upstream.stop_confirming();
     brokers.publish_here(0..10);
     until(|| brokers.here.unacked_count() > 0).await;
     let name = exchange_for("b", QUEUE);
     assert_eq!(brokers.exchanges(), [&*name]);
     assert!(std::fs::read_to_string(&file).unwrap().contains(&name));
-    brokers.upstream.answers_again();
+    brokers.upstream.resume_confirming();
     brokers.upstream.lose();
     until(|| brokers.there.message_count() == 10 && brokers.exchanges().is_empty()).await;
     exchanges::delete_own(&brokers.context).await;
@@ -331,7 +331,7 @@ async fn a_queue_that_ends_when_nobody_uses_it_is_used_while_the_move_lasts() {
         }
         vhost.queue(SessionId(1), QUEUE).is_ok()
     };
-    assert!(minutes_pass(25).await, "nobody consumes there yet");
+    assert!(minutes_pass(25).await, "no consumer keeps the queue alive yet");
     assert_eq!(brokers.there.message_count(), 10);
     brokers.context.is_stopped.store(true, Ordering::Release);
     assert!(!minutes_pass(20).await);
@@ -377,10 +377,10 @@ const MANY: usize = AT_ONCE + 1;
 #[tokio::test(start_paused = true)]
 async fn a_wait_for_a_turn_delays_no_later_message() {
     let brokers = Brokers::new(MoveDirection::Out, &FieldTable::new());
-    brokers.upstream.falls_silent();
+    brokers.upstream.stop_confirming();
     let queues: Vec<_> = (0..MANY).map(|number| brokers.add(&number.to_string(), 10)).collect();
     pass(Duration::from_secs(60)).await;
-    brokers.upstream.answers_again();
+    brokers.upstream.resume_confirming();
     let is_empty = |queue: &Queue| queue.message_count() + queue.unacked_count() == 0;
     until(|| queues.iter().all(|queue| is_empty(queue))).await;
     fill(&queues[0], 1);
@@ -399,7 +399,7 @@ fn turns(run: &mut impl MoveTurns, now: Instant, is_so: impl Fn() -> bool) -> Re
         drop(turn);
         step?;
     }
-    panic!("it does not come about");
+    panic!("timed out");
 }
 
 impl Brokers {
@@ -456,7 +456,7 @@ async fn a_retry_is_at_once_and_ends_a_refusal() {
     pass(LONG / 10).await;
     assert_eq!(brokers.shown().state, MovedQueueState::Refused);
     brokers.context.progress.retry();
-    assert_eq!(brokers.shown().state, MovedQueueState::Waiting, "it is not known yet");
+    assert_eq!(brokers.shown().state, MovedQueueState::Waiting, "the new state is not known yet");
     brokers.context.retried.notify_one();
     pass(MIN_SURVEY_PAUSE / 2).await;
     assert_eq!(brokers.shown().state, MovedQueueState::Refused, "and again");

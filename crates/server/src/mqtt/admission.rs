@@ -26,7 +26,7 @@ pub(super) struct AdmittingConnection<'c> {
 /// How far an admission has come.
 pub(super) enum Admitting {
     /// The admission waits, for example for an auth backend, for the session's other connection, or for the disk.
-    Waits,
+    Pending,
     Refused(MqttRefused),
     /// The engine has accepted the client.
     Admitted(Box<dyn MqttSession>),

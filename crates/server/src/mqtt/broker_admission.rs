@@ -133,7 +133,7 @@ impl BrokerAdmission {
         entering: &mut AdmittingConnection<'_>,
     ) -> Admitting {
         let Self { hub, login, version, accepted, .. } = self;
-        let Some(Accepted { owner, user, .. }) = accepted else { return Admitting::Waits };
+        let Some(Accepted { owner, user, .. }) = accepted else { return Admitting::Pending };
         let AdmittingConnection { core, engine, now } = entering;
         if detached_session.as_ref().is_some_and(|detached_session| detached_session.is_found)
             && found_queues::check(&authorised, &owner.client_id, engine.wants_session()).is_err()
@@ -193,18 +193,18 @@ impl Admission for BrokerAdmission {
                 Err(refused) => return Admitting::Refused(refused),
             }
         }
-        let Some(accepted) = &mut self.accepted else { return Admitting::Waits };
-        let Some(claim) = accepted.claim.clone() else { return Admitting::Waits };
+        let Some(accepted) = &mut self.accepted else { return Admitting::Pending };
+        let Some(claim) = accepted.claim.clone() else { return Admitting::Pending };
         if claim.is_superseded() {
             self.leave();
             let why = "superseded by a newer connection".into();
             return Admitting::Refused(MqttRefused::new(ReasonCode::SessionTakenOver, why));
         }
         if self.question.is_open() && !self.question.take_answered() {
-            return Admitting::Waits;
+            return Admitting::Pending;
         }
         let Some(detached_session) = self.granted.take().or_else(|| claim.take_granted()) else {
-            return Admitting::Waits;
+            return Admitting::Pending;
         };
         if let Some(store) = self.hub.store()
             && let Some(missing) =
@@ -221,9 +221,9 @@ impl Admission for BrokerAdmission {
                 entering.core.deadline = Some(entering.now + entering.core.shared.config.handshake_timeout);
             }
             self.granted = Some(detached_session);
-            return Admitting::Waits;
+            return Admitting::Pending;
         }
-        let Some(authorised) = accepted.authorised.take() else { return Admitting::Waits };
+        let Some(authorised) = accepted.authorised.take() else { return Admitting::Pending };
         let detached_session = detached_session.or_else(|| {
             let (client_id, exchange) = (&accepted.owner.client_id, &self.hub.config.exchange);
             found_queues::session(&authorised, client_id, exchange, entering.engine.wants_session())
@@ -245,7 +245,7 @@ impl Admission for BrokerAdmission {
                 core.deadline = Some(entering.now + core.shared.config.handshake_timeout);
                 accepted.authorised = Some(authorised);
                 self.granted = Some(detached_session);
-                return Admitting::Waits;
+                return Admitting::Pending;
             }
         }
         accepted.claim = None;

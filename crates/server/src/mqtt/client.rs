@@ -489,7 +489,7 @@ impl MqttSession for MqttClient {
     }
 
     fn flush(&mut self, engine: &mut Engine) {
-        self.go_on(engine);
+        self.continue_request(engine);
         if !self.published.is_empty() {
             let flushed = self.publisher.flush(self.now);
             if flushed.unfinished {
@@ -628,8 +628,8 @@ impl MqttSession for MqttClient {
 }
 
 impl From<super::message::ConversionError> for Refusal {
-    fn from(untold: super::message::ConversionError) -> Self {
-        Self { reason: untold.reason, text: untold.text }
+    fn from(error: super::message::ConversionError) -> Self {
+        Self { reason: error.reason, text: error.text }
     }
 }
 

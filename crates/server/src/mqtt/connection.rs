@@ -100,7 +100,7 @@ impl MqttConnection {
         let Self { core, engine, phase, .. } = self;
         let MqttPhase::Admitting(admission) = phase else { return };
         match admission.advance(&mut AdmittingConnection { core, engine, now }) {
-            Admitting::Waits => {}
+            Admitting::Pending => {}
             Admitting::Refused(refused) => {
                 self.phase = MqttPhase::Over;
                 self.refuse(&refused);
@@ -230,7 +230,7 @@ impl MqttConnection {
     /// Stops reading a client that publishes while an alarm is raised.
     fn block_if_alarmed(&mut self) {
         if self.blocked.is_none()
-            && self.core.shared.alarms.stand()
+            && self.core.shared.alarms.any_raised()
             && let Some((place, _)) = self.core.shared.alarms.block(&self.core.outbox)
         {
             self.blocked = Some(place);
@@ -489,7 +489,7 @@ impl ProtocolState for MqttConnection {
         if let Some(why) = self.core.take_close_reason() {
             return self.disconnect(&CloseReason::new(ReasonCode::AdministrativeAction, String::from(why)));
         }
-        if !self.core.shared.alarms.stand() {
+        if !self.core.shared.alarms.any_raised() {
             self.blocked = None;
         }
         self.after_batch(now);

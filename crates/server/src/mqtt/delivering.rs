@@ -18,7 +18,7 @@ use super::inbox::SourceKey;
 use super::message::{self, Addressed, MessageMapping, left};
 use super::native::StoredForm;
 use super::session::PendingReply;
-use super::subscriptions::{Class, FilterMatch, Match, came_by_star, is_for};
+use super::subscriptions::{Class, FilterMatch, Match, is_for, matches_only_by_star};
 
 /// A queue that the client consumes from.
 pub(super) struct ConsumedQueue {
@@ -316,7 +316,7 @@ impl MqttClient {
                 if is_from_exchange
                     && filter.as_deref().is_some_and(|filter| {
                         !is_for(filter, &outgoing.topic)
-                            || (*is_of_one_filter && came_by_star(filter, &outgoing.topic))
+                            || (*is_of_one_filter && matches_only_by_star(filter, &outgoing.topic))
                     }) =>
             {
                 return None;

@@ -216,7 +216,7 @@ impl DetachedSession {
 
     /// Called after a crash that has left the message log at `end`: forgets messages in flight that their queues had not
     /// released by then. Returns whether there were any. The session must then be written before the log grows.
-    pub(super) fn forget_what_did_not_move(&mut self, end: Lsn) -> bool {
+    pub(super) fn forget_unreleased(&mut self, end: Lsn) -> bool {
         let moving = std::mem::take(&mut self.moving);
         let stayed = moving.into_iter().filter(|(_, until)| *until > end);
         stayed.map(|(tag, _)| self.session.forget_in_flight(tag)).count() > 0

@@ -482,7 +482,7 @@ impl Hub {
         refuse_unknown(wrong)?;
         refuse_unknown(in_flight::load(store, &mut found, &mut orphans)?)?;
         for (owner, detached_session) in &mut found {
-            if detached_session.forget_what_did_not_move(store.opened_at()) {
+            if detached_session.forget_unreleased(store.opened_at()) {
                 changed.push(owner.clone());
             }
         }
@@ -566,7 +566,7 @@ impl Hub {
             let received = disk::read_packet_key(key).zip(ReceivedRecord::decode(value));
             let Some(((owner, packet_id), note)) = received else { return lost.push(key.to_vec()) };
             match (found.get_mut(&owner), note.after_crash(end.0)) {
-                (Some(detached_session), AfterCrash::There) => {
+                (Some(detached_session), AfterCrash::Complete) => {
                     detached_session.session.restore_received(packet_id)
                 }
                 (Some(detached_session), AfterCrash::InSome(queues)) => {

@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_socket_is_read_until_it_has_no_more() {
+    fn a_socket_is_read_until_it_is_empty() {
         let mut input = LateInput::default();
         assert!(input.read_on());
         input.received();

@@ -64,7 +64,7 @@ pub(super) enum ReceivedRecord {
 /// State of a message after a crash.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum AfterCrash {
-    There,
+    Complete,
     Lost,
     /// Only these queues have it.
     InSome(Vec<Box<str>>),
@@ -86,7 +86,7 @@ impl ReceivedRecord {
     /// State of the message if the message log ends at `end`.
     pub(super) fn after_crash(self, end: u64) -> AfterCrash {
         let queues: Vec<_> = match self {
-            Self::Whole { until, .. } if until <= end => return AfterCrash::There,
+            Self::Whole { until, .. } if until <= end => return AfterCrash::Complete,
             Self::Whole { shares, .. } => {
                 let there = shares.into_iter().filter(|(until, _)| *until <= end);
                 there.map(|(_, queue)| queue).collect()
@@ -159,7 +159,7 @@ mod tests {
     #[test]
     fn queues_that_have_a_message_do_not_get_it_again() {
         let note = || ReceivedRecord::new(30, &[], &[share("a", 20), share("b", 30)]);
-        assert_eq!(note().after_crash(30), AfterCrash::There);
+        assert_eq!(note().after_crash(30), AfterCrash::Complete);
         assert_eq!(note().after_crash(29), AfterCrash::InSome(vec!["a".into()]));
         assert_eq!(note().after_crash(19), AfterCrash::Lost);
         assert_eq!(ReceivedRecord::new(20, &[], &[share("a", 20)]).after_crash(19), AfterCrash::Lost);

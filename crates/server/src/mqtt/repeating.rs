@@ -108,14 +108,14 @@ impl MqttClient {
                 }
                 self.refuse(waiting.packet_id, refusal);
             }
-            // The others need the connection's engine: [`MqttClient::go_on`] continues them.
+            // The others need the connection's engine: [`MqttClient::continue_request`] continues them.
             other => self.repeated = Some(other),
         }
         None
     }
 
     /// Continues with the waiting request, unless its question is open or the turn is over.
-    pub(super) fn go_on(&mut self, engine: &mut Engine) {
+    pub(super) fn continue_request(&mut self, engine: &mut Engine) {
         if self.question.is_open() || work::is_turn_over() {
             return;
         }

@@ -532,7 +532,7 @@ mod tests {
     }
 
     #[test]
-    fn a_search_that_visits_much_is_gone_on_with_and_misses_nothing_that_stays() {
+    fn a_search_in_parts_finds_every_message_that_stays() {
         const MANY: usize = 3 * MAX_VISITED;
         let retained = nothing_retained();
         let set = |topic: &str, payload| retained.set(message(topic, payload), Timestamp(0)).unwrap();
@@ -574,7 +574,7 @@ mod tests {
     }
 
     #[test]
-    fn they_take_bounded_memory() {
+    fn retained_messages_take_bounded_memory() {
         let retained = nothing_retained();
         let large = vec![0; MAX_BYTES / 2];
         retained.set(message("a", &large), Timestamp(0)).unwrap();
@@ -612,7 +612,11 @@ mod tests {
         assert_eq!(retained.set(message("b", &[0; 1024]), Timestamp(0)), Err(Full));
         assert!(retained.set(expiring(20), Timestamp(0)).is_ok(), "in place of the previous one");
         assert_eq!(retained.set(message("a", &vec![0; MAX_BYTES]), Timestamp(0)), Err(Full));
-        assert_eq!(retained.set(message("b", &[0; 1024]), Timestamp(10)), Err(Full), "that one is gone");
+        assert_eq!(
+            retained.set(message("b", &[0; 1024]), Timestamp(10)),
+            Err(Full),
+            "the expired message is removed"
+        );
         retained.set(message("a", b"1"), Timestamp(0)).unwrap();
         assert!(retained.tree.read().expiries.is_empty());
         retained.clear("a");
@@ -633,7 +637,7 @@ mod tests {
         assert_eq!(set(MANY, None, 0), Err(Full));
         set(MANY, None, 1_000).unwrap();
         let tree = retained.tree.read();
-        assert_eq!(tree.expiries.len(), MANY - 1, "that which had expired first is gone");
+        assert_eq!(tree.expiries.len(), MANY - 1, "the message that expired first is removed");
         assert!(tree.root.find(&["0"]).is_none() && tree.root.find(&["1"]).is_some());
     }
 
@@ -658,7 +662,7 @@ mod tests {
     }
 
     #[test]
-    fn they_are_read_as_they_were_written() {
+    fn stored_messages_round_trip() {
         let written = RetainedMessage { expires: Some(Timestamp(7)), ..message("a/b", b"payload") };
         let (key, value) = (key("v", "a/b"), encode(&written));
         assert_eq!(decode(&key, &value), Some(("v", written)));

@@ -366,7 +366,7 @@ fn a_shared_subscription_gives_each_message_to_one() {
 }
 
 #[test]
-fn nothing_of_ones_own_comes_where_it_is_not_wanted() {
+fn no_local_subscriptions_get_no_own_messages() {
     let mut world = World::new();
     let mut client = world.connected(MqttVersion::V5, "me", 0);
     let options = SubscribeOptions { no_local: true, ..SubscribeOptions::of_qos(QoS::AtMostOnce) };
@@ -475,7 +475,7 @@ fn a_message_of_qos_2_keeps_its_identifier_across_a_restart() {
     assert!(reader.ack(&mut world, AckKind::PubComp, 2).is_empty());
     let vhost = world.hub.broker().vhost("/").unwrap();
     let queue = vhost.queue(broker::SessionId(0), "mqtt-subscription-readerqos1").unwrap();
-    assert_eq!((queue.message_count(), queue.unacked_count()), (0, 0), "and nothing is sent again");
+    assert_eq!((queue.message_count(), queue.unacked_count()), (0, 0), "no message is left to be sent again");
 }
 
 #[test]

@@ -151,22 +151,22 @@ impl Subscriptions {
 
     /// Matches a message from the queue of `class`. `is_own` means that the client published it.
     pub(super) fn match_topic(&self, topic: &str, class: Class, is_own: bool) -> Match {
-        let mut judging = MatchState::new(class, is_own);
-        self.each_match(topic, |subscription| judging.add(subscription));
-        judging.finish()
+        let mut matching = MatchState::new(class, is_own);
+        self.each_match(topic, |subscription| matching.add(subscription));
+        matching.finish()
     }
 
     /// Matches a message whose topic has slashes in place of dots: it comes from RabbitMQ, or an earlier version queued
     /// it.
     pub(super) fn match_merged(&self, topic: &str, class: Class, is_own: bool) -> Match {
-        let mut judging = MatchState::new(class, is_own);
-        self.each_match(topic, |subscription| judging.add(subscription));
+        let mut matching = MatchState::new(class, is_own);
+        self.each_match(topic, |subscription| matching.add(subscription));
         if let Some(dotted) = self.dotted.get() {
             dotted.each_match(topic, |filter| {
-                self.entries.get(filter).into_iter().for_each(|subscription| judging.add(subscription));
+                self.entries.get(filter).into_iter().for_each(|subscription| matching.add(subscription));
             });
         }
-        judging.finish()
+        matching.finish()
     }
 
     /// Whether the subscriptions' bindings route a topic only if a subscription matches it. In AMQP, unlike in MQTT, a
@@ -245,8 +245,8 @@ impl MatchState {
 }
 
 /// Whether a message that was routed by the binding of `filter` (without `$share/group/`) is sent for it. False if the
-/// topic begins with `$` and only AMQP's leading wildcards match it. A message that [came by a star](came_by_star) is
-/// sent, since the queue may also serve the filter with `+`, whose members would miss the message.
+/// topic begins with `$` and only AMQP's leading wildcards match it. A message that [`matches_only_by_star`] is sent, since
+/// the queue may also serve the filter with `+`, whose members would miss the message.
 pub(super) fn is_for(filter: &str, topic: &str) -> bool {
     let matches =
         |filter: &str, topic: &str| TopicFilter::parse(filter, false).is_ok_and(|one| one.matches(topic));
@@ -257,7 +257,7 @@ pub(super) fn is_for(filter: &str, topic: &str) -> bool {
 }
 
 /// Whether the binding of `filter` routed a message only because a level `*` is a wildcard in AMQP.
-pub(super) fn came_by_star(filter: &str, topic: &str) -> bool {
+pub(super) fn matches_only_by_star(filter: &str, topic: &str) -> bool {
     let matches = |filter: &str| TopicFilter::parse(filter, false).is_ok_and(|one| one.matches(topic));
     let with_plus = || filter.split('/').map(|level| if level == "*" { "+" } else { level });
     has_star(filter) && !matches(filter) && matches(&with_plus().collect::<Vec<_>>().join("/"))
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dot_is_a_letter_of_its_level() {
+    fn a_dot_is_a_plain_character() {
         for (filter, topic, is_found) in [
             ("+/x", "a.b/x", true),
             ("hosts/+/status", "hosts/web1.example/status", true),
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn to_a_message_of_an_earlier_version_dots_and_slashes_are_one() {
+    fn messages_of_an_earlier_version_match_dots_as_slashes() {
         let mut all = Subscriptions::default();
         subscribe(&mut all, "v1.2/+", QoS::AtLeastOnce, 1);
         subscribe(&mut all, "v1/2/x", QoS::AtMostOnce, 2);
@@ -421,11 +421,15 @@ mod tests {
         assert_eq!(all.match_topic("a/b", Class::Qos1, false), sent(QoS::AtMostOnce, &[1]));
         let options = SubscribeOptions { no_local: true, ..SubscribeOptions::of_qos(QoS::AtMostOnce) };
         all.insert("a/#", Subscription::of(options));
-        assert_eq!(all.match_topic("a/b", Class::Qos1, true), Match::Drop, "nobody wants it");
+        assert_eq!(
+            all.match_topic("a/b", Class::Qos1, true),
+            Match::Drop,
+            "no_local drops the client's own message"
+        );
     }
 
     #[test]
-    fn a_star_is_a_letter_to_mqtt_and_a_wildcard_to_amqp() {
+    fn a_star_is_plain_in_mqtt_and_a_wildcard_in_amqp() {
         let mut all = Subscriptions::default();
         subscribe(&mut all, "a/*", QoS::AtMostOnce, 1);
         assert_eq!(all.match_topic("a/*", Class::Qos0, false), sent(QoS::AtMostOnce, &[1]));
@@ -474,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn wildcards_in_front_match_no_topics_of_the_server() {
+    fn leading_wildcards_match_no_dollar_topics() {
         let mut all = Subscriptions::default();
         subscribe(&mut all, "#", QoS::AtMostOnce, 1);
         assert_eq!(all.match_topic("$SYS/x", Class::Qos0, false), Match::None);

@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_certificate_goes_before_the_port_and_that_before_the_user_name_and_without_one_the_user_name_does() {
+    fn certificates_precede_ports_and_ports_precede_user_names() {
         let vhosts = MqttVhosts {
             by_certificate: HashMap::from([("CN=worker".to_owned(), "certificate".to_owned())]),
             by_port: HashMap::from([(1884, "port".to_owned())]),

@@ -40,9 +40,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rate_is_between_two_looks() {
+    fn a_rate_is_measured_between_two_readings() {
         let rates = ByteRates::default();
-        assert_eq!(rates.look(1_000, 10, Timestamp(0)), (0.0, 0.0), "there is nothing to compare with");
+        assert_eq!(rates.look(1_000, 10, Timestamp(0)), (0.0, 0.0), "a rate needs two readings");
         assert_eq!(rates.look(9_000, 90, Timestamp(STEP - 1)), (0.0, 0.0), "too soon");
         assert_eq!(rates.look(11_000, 10, Timestamp(STEP)), (2_000.0, 0.0));
         assert_eq!(rates.look(12_000, 20, Timestamp(STEP + 1)), (2_000.0, 0.0), "as it was");

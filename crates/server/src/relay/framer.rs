@@ -39,7 +39,7 @@ impl Default for FramerKind {
 
 impl Framer {
     /// Detects the client's protocol from its first bytes.
-    pub(super) fn client_said(&mut self, bytes: &[u8]) {
+    pub(super) fn detect_protocol(&mut self, bytes: &[u8]) {
         let FramerKind::Unknown(known) = self.kind else { return };
         let expected = &AMQP_PROTOCOL_HEADER[known..];
         let looked_at = bytes.len().min(expected.len());
@@ -161,15 +161,15 @@ mod tests {
 
     fn amqp_framer() -> Framer {
         let mut framer = Framer::default();
-        framer.client_said(b"AM");
-        framer.client_said(b"QP\0\0\x09\x01\x01");
+        framer.detect_protocol(b"AM");
+        framer.detect_protocol(b"QP\0\0\x09\x01\x01");
         framer
     }
 
     #[test]
     fn a_read_is_a_message() {
         let mut framer = Framer::default();
-        framer.client_said(b"CONNECT\n");
+        framer.detect_protocol(b"CONNECT\n");
         let mut out = Vec::new();
         framer.frame(b"one", &mut out);
         framer.frame(b"two", &mut out);
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_under_way_is_ended_at_the_end() {
+    fn an_unfinished_message_is_ended_at_eof() {
         let (mut framer, mut out) = (amqp_framer(), Vec::new());
         framer.frame(&[1, 0, 0], &mut out);
         framer.finish(&mut out);

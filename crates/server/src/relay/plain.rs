@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_byte_arrives_and_the_end_of_each_direction_by_itself() {
+    async fn every_byte_arrives_and_each_direction_ends_separately() {
         let (mut client, mut upstream, mut pair) = pair(Duration::from_secs(60));
         let relaying = tokio::spawn(async move { poll_fn(|cx| pair.poll(cx)).await.to_string() });
         let sent: Vec<u8> = (0..1_000_000u32).map(|i| (i % 251) as u8).collect();
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_last_words_of_an_upstream_that_no_longer_reads_arrive() {
+    async fn the_last_bytes_of_an_upstream_that_no_longer_reads_arrive() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let own_upstream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let mut upstream = listener.accept().await.unwrap().0;

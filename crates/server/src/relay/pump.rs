@@ -191,14 +191,14 @@ impl Pump {
     /// Sends a close frame to the client and reads no more from either side. Bytes already taken still reach
     /// the upstream.
     fn close(&mut self, reason: RelayEnd) {
-        self.say_goodbye(reason);
+        self.queue_close_frame(reason);
         if self.inward == ToUpstream::Open {
             self.inward = ToUpstream::Ending;
         }
     }
 
     /// Queues the close frame behind the output for the client.
-    fn say_goodbye(&mut self, reason: RelayEnd) {
+    fn queue_close_frame(&mut self, reason: RelayEnd) {
         if self.outward != ToClient::Open {
             return;
         }
@@ -275,7 +275,7 @@ impl Pump {
     fn pass_on(&mut self, cx: &mut Context<'_>, input: &[u8], payload: &mut Vec<u8>) {
         payload.clear();
         let end = self.decode(input, payload);
-        self.framer.client_said(payload);
+        self.framer.detect_protocol(payload);
         self.moved.0 += payload.len() as u64;
         if !self.upstream_deaf
             && let Err(error) = self.to_upstream.send(&mut self.upstream, cx, payload)
@@ -383,7 +383,7 @@ impl Pump {
             (None, None) if self.answer.is_some() => RelayEnd::Client,
             (None, None) => RelayEnd::Upstream,
         };
-        self.say_goodbye(reason);
+        self.queue_close_frame(reason);
     }
 
     fn send_to_client(&mut self, cx: &mut Context<'_>, frames: &[u8]) {
@@ -446,7 +446,7 @@ impl Pump {
                 true
             }
             (ToClient::Open, _) | (_, ToUpstream::Ending) if self.since + HALF_CLOSED <= now => {
-                self.say_goodbye(RelayEnd::UpstreamLingered);
+                self.queue_close_frame(RelayEnd::UpstreamLingered);
                 self.inward = ToUpstream::Shut;
                 true
             }
@@ -470,7 +470,7 @@ impl Pump {
             return false;
         }
         if self.gone_since.is_some() {
-            self.say_goodbye(RelayEnd::UpstreamLingered);
+            self.queue_close_frame(RelayEnd::UpstreamLingered);
             self.inward = ToUpstream::Shut;
             return true;
         }

@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_spread_all_leave_at_once() {
+    fn without_a_spread_all_clients_leave_at_once() {
         let begun = Instant::now();
         let departures = DrainSchedule::new(begun, Duration::ZERO, Duration::ZERO);
         assert!([0, 1, u64::MAX].iter().all(|number| departures.time_of(*number) == begun));

@@ -66,13 +66,13 @@ pub(super) struct Forwarder {
     forwarding: Forwarding<Taken>,
     /// The local queues of the backlogs.
     backlogs: HashMap<BacklogId, Arc<Queue>>,
-    /// Bytes of records that this forwarder holds in memory, as counted in [`LoadedBytes`].
+    /// Bytes of records that this forwarder holds in memory, as counted in `LoadedBytes`.
     loaded: usize,
     /// Set while there is a connection.
     share: Option<LoadingShare>,
     /// Whether messages were settled since the last call of [`Self::settle`].
     has_settled: bool,
-    /// Set when a local queue has failed. Nothing is forwarded until [`Self::begin_anew`].
+    /// Set when a local queue has failed. Nothing is forwarded until [`Self::restart`].
     failure: Option<Fault>,
     /// When the upstream last answered, or no answer was outstanding.
     heard_at: Instant,
@@ -196,7 +196,7 @@ impl Forwarder {
             if self.is_draining() {
                 return Poll::Ready(None);
             }
-            if let Some(failure) = self.begin_anew(now) {
+            if let Some(failure) = self.restart(now) {
                 return Poll::Ready(Some(Err(failure)));
             }
             let has_work = self.forwarding.oldest().is_some() && !self.is_paused();
@@ -307,7 +307,7 @@ impl Forwarder {
         let is_message_sought = self.forwarding.lost(close.filter(|_| is_isolated)) || is_suspect;
         let now = transport::now();
         self.settle(now);
-        match self.begin_anew(now) {
+        match self.restart(now) {
             Some(failure) => Lost { fault: Some(failure), is_local: true, is_message_sought: false },
             None => Lost { fault, is_local: false, is_message_sought },
         }
@@ -329,7 +329,7 @@ impl Forwarder {
                 SpoolStep::Idle | SpoolStep::Unused => break,
             }
         }
-        if self.forwarding.in_flight() > 0 || self.is_unreachable() || self.queue.begins_anew() {
+        if self.forwarding.in_flight() > 0 || self.is_unreachable() || self.queue.needs_restart() {
             // No answer is expected, and the messages are on disk.
             return Ok(());
         }
@@ -346,7 +346,7 @@ impl Forwarder {
         loop {
             // Registered before the state is checked, so that no change in between is missed.
             self.queue.waker().register(cx.waker());
-            if self.queue.begins_anew() {
+            if self.queue.needs_restart() {
                 // Once the connection has ended, no message is in flight.
                 return Poll::Ready(Ok(SpoolStep::Unused));
             }

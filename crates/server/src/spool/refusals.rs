@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_refusal_of_the_user_lasts() {
+    fn only_refusals_of_the_user_are_permanent() {
         let not_allowed =
             |text: &str| is_permanent(&Fault::new(ReplyCode::NotAllowed, text.to_owned()), "orders");
         for text in ["access to vhost 'orders' refused for user 'edge'", "vhost orders not found"] {

@@ -248,7 +248,7 @@ impl SpoolingSession {
             self.inner.handle_capacity(now);
             self.pass_answers();
         }
-        outcome.and_then(|()| self.go_on_refusing(now))
+        outcome.and_then(|()| self.continue_refusing(now))
     }
 
     /// Continues closing, as far as possible now.

@@ -120,7 +120,7 @@ fn validate(
     let ((origins, setting), protocol, relay) = match routes.find(upgrade.head.path) {
         Some(Route::Protocol(at_path)) => {
             let origins = (&config.origins, "the setting ws_origins allows them");
-            (origins, spoken(&upgrade, at_path, routes), None)
+            (origins, protocol_of(&upgrade, at_path, routes), None)
         }
         Some(Route::Relay(relay)) => {
             let origins = (&relay.config().origins, "the relay's origins allow them");
@@ -173,7 +173,7 @@ fn relayed_subprotocol<'u>(
 
 /// The protocol of a client at this path. At `/`, which URLs without a path have, a client that offers only subprotocols
 /// of another protocol of the listener gets that protocol.
-fn spoken(upgrade: &Upgrade<'_>, at_path: FrontEnd, routes: &Routes) -> FrontEnd {
+fn protocol_of(upgrade: &Upgrade<'_>, at_path: FrontEnd, routes: &Routes) -> FrontEnd {
     let offers = |protocol| upgrade.prefer(ClientProtocol::of(protocol).subprotocols).is_some();
     if upgrade.head.path != "/" || offers(at_path) {
         return at_path;

@@ -221,7 +221,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_lead_straight_down_and_to_nothing_hidden() {
+    fn traversal_hidden_and_malformed_paths_are_refused() {
         for path in ["/", "/a", "/a/b.html", "/a/", "/a%20b", "/%C3%A9", "/.well-known/x", "/a..b"] {
             assert!(decode(path).is_some(), "{path}");
         }
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn links_out_of_the_directory_lead_nowhere() {
+    fn symlinks_out_of_the_directory_are_not_followed() {
         let outside = tempfile::tempdir().unwrap();
         fs::write(outside.path().join("secret"), "s").unwrap();
         let inside = tempfile::tempdir().unwrap();
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_is_needed() {
+    fn a_webroot_must_be_a_directory() {
         assert!(Webroot::open(Path::new("/does/not/exist"), 1).is_err());
         assert!(Webroot::open(Path::new("/etc/passwd"), 1).is_err());
     }

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn one_word_is_enough_for_many() {
+    fn consecutive_acks_are_combined() {
         let mut confirms = ChannelConfirms::default();
         for until in 1..=9 {
             add(&mut confirms, &flushed(10, if until == 5 { &[0] } else { &[] }, Some(until)));

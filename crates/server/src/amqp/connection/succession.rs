@@ -102,14 +102,14 @@ impl AmqpConnection {
             Export::Later => {}
             Export::Leaving => self.intent = Intent::Pause,
             Export::Done(state) => {
-                self.departs(*state);
+                self.export(*state);
                 return true;
             }
         }
         deadline > now
     }
 
-    fn departs(&mut self, session: SessionState) {
+    fn export(&mut self, session: SessionState) {
         let Some(view) = self.core.view().cloned() else { return self.finish() };
         let Negotiated { channel_max, frame_max, heartbeat_secs } = view.negotiated();
         let peer = match view.peer() {
@@ -193,7 +193,7 @@ impl AmqpConnection {
                 self.count_channels();
             }
             Answer::Open(Err(fault)) => self.fail(fault, now),
-            Answer::There(_) | Answer::Login(_) => {}
+            Answer::Available(_) | Answer::Login(_) => {}
         }
     }
 }

@@ -135,7 +135,7 @@ fn without_acknowledgements_no_limit_is_used_up() {
     fixture.consume("c", 1, true);
     fixture.publish(10);
     assert_eq!(fixture.delivered().len(), 10);
-    assert_eq!(fixture.settle(1, false), None, "there is nothing to settle");
+    assert_eq!(fixture.settle(1, false), None, "no-ack deliveries cannot be settled");
 }
 
 #[test]
@@ -153,7 +153,7 @@ fn unsettled_deliveries_of_other_consumers_hold_back_a_no_ack_consumer() {
 }
 
 #[test]
-fn a_reply_is_held_back_by_nothing() {
+fn direct_reply_consumers_ignore_prefetch() {
     let fixture = Fixture::new(AMPLE);
     fixture.deliveries.set_channel_limit(1);
     let key = fixture.deliveries.add_consumer(1, Settling::Reply);
@@ -179,7 +179,7 @@ fn a_tag_is_settled_once_and_only_if_it_was_given_out() {
 }
 
 #[test]
-fn of_a_channel_that_was_given_nothing_all_can_be_settled_and_no_tag() {
+fn without_deliveries_only_multiple_with_tag_0_is_accepted() {
     let fixture = Fixture::new(AMPLE);
     assert_eq!(fixture.deliveries.passed(NOW), None);
     assert_eq!((fixture.deliveries.counts(), fixture.deliveries.next_tag()), ((0, 0), 1));
@@ -294,7 +294,7 @@ fn deliveries_restored_in_any_order_are_where_they_were_among_the_others() {
 }
 
 #[test]
-fn a_late_word_of_a_cancelled_consumer_does_not_touch_the_one_in_its_place() {
+fn removing_a_cancelled_consumer_again_leaves_its_replacement() {
     let mut fixture = Fixture::new(AMPLE);
     let first = fixture.consume("first", 0, true);
     fixture.deliveries.remove_consumer(first);
@@ -306,7 +306,7 @@ fn a_late_word_of_a_cancelled_consumer_does_not_touch_the_one_in_its_place() {
 }
 
 #[test]
-fn a_deleted_queue_leaves_word_of_its_consumers() {
+fn a_deleted_queue_cancels_its_consumers() {
     let fixture = Fixture::new(AMPLE);
     let key = fixture.consume("c", 0, false);
     fixture.vhost.delete_queue(SESSION, "q", false, false).unwrap();

@@ -106,7 +106,7 @@ impl Run {
     fn play(mut self) {
         for _ in 0..60 {
             match self.random.below(10) {
-                0..5 => self.speak(),
+                0..5 => self.send_requests(),
                 5 => self.durable.breaks(self.random.chance(500)),
                 6..8 => drop(self.durable.rounds.step()),
                 _ => self.nudge(),
@@ -121,7 +121,7 @@ impl Run {
     }
 
     /// Sends a few requests in one read.
-    fn speak(&mut self) {
+    fn send_requests(&mut self) {
         let mut bytes = Vec::new();
         for _ in 0..=self.random.below(4) {
             match self.random.below(8) {
@@ -151,14 +151,14 @@ impl Run {
         self.client.send(&bytes);
         self.note_taken(before);
         let heard = self.client.received();
-        self.hear(heard);
+        self.check_answers(heard);
     }
 
     fn nudge(&mut self) {
         let before = self.durable.store.end();
         let heard = self.client.nudged();
         self.note_taken(before);
-        self.hear(heard);
+        self.check_answers(heard);
     }
 
     /// Messages taken since `before` are now in the log.
@@ -169,7 +169,7 @@ impl Run {
         }
     }
 
-    fn hear(&mut self, heard: Vec<String>) {
+    fn check_answers(&mut self, heard: Vec<String>) {
         for method in heard {
             let Some(ack) = method.strip_prefix("basic.ack ") else {
                 assert_eq!(Some(&*method), self.answers.pop_front(), "an answer out of order");

@@ -28,7 +28,7 @@ impl AskedClient {
             let mut output = Vec::new();
             handshake.poll_output(&mut output);
             authz.run(|| client.send(&output));
-            client.go_on();
+            client.resume();
             handshake.handle_input(&client.outbox.read_all());
             assert!(!matches!(
                 handshake.poll_event(),
@@ -55,7 +55,7 @@ impl AskedClient {
     fn received(&mut self) -> Vec<String> {
         // Each frame may need a question.
         for _ in 0..16 {
-            self.authz.run(|| self.client.go_on());
+            self.authz.run(|| self.client.resume());
         }
         self.client.received()
     }
@@ -69,7 +69,7 @@ impl AskedClient {
 impl Conversation {
     /// Does what the driver does after a nudge: the session continues, and the bytes that it has not taken are passed in
     /// again.
-    fn go_on(&mut self) {
+    fn resume(&mut self) {
         self.connection.handle_nudge(self.now);
         if self.connection.intent() == Intent::Run {
             self.send(b"");

@@ -68,7 +68,7 @@ fn a_held_publisher_is_not_read_for_50_ms_and_in_flow_for_a_second() {
     assert_eq!((client.connection.intent(), is_in_flow(&client)), (Intent::Pause, (true, true)));
     let held = queue.message_count();
     client.call(|out| publish(out, "q", b"x", false));
-    assert_eq!(queue.message_count(), held, "nothing is taken from it");
+    assert_eq!(queue.message_count(), held, "a held publisher is not read");
     client.now += MAX_PAUSE - Duration::from_millis(2);
     broker.expire(client.shared.clock.timestamp(client.now));
     assert_eq!(nudged(&mut client), Intent::Pause);

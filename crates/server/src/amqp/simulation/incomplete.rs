@@ -33,7 +33,7 @@ fn hostile(shared: &Arc<Shared>) -> Conversation {
 
 impl Conversation {
     fn fall_due(&mut self) -> Vec<String> {
-        self.now = self.connection.next_deadline().expect("it is to give way");
+        self.now = self.connection.next_deadline().expect("the message has a deadline");
         self.connection.handle_deadline(self.now);
         self.received()
     }

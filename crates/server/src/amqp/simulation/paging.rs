@@ -67,8 +67,8 @@ fn pipelined_gets_are_answered_in_order_and_before_later_methods() {
         get(out);
     });
     assert!(!answers.is_empty() && answers.len() < MESSAGES, "the rest waits");
-    assert_eq!(client.connection.intent(), Intent::Pause, "nothing more is read");
-    assert_eq!(nudged(&mut client), Vec::<String>::new(), "for another reason");
+    assert_eq!(client.connection.intent(), Intent::Pause, "reading is paused");
+    assert_eq!(nudged(&mut client), Vec::<String>::new(), "an unrelated nudge has no effect");
     while answers.len() < MESSAGES + 2 {
         page(&broker);
         let more = nudged(&mut client);

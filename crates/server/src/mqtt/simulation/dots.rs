@@ -34,7 +34,7 @@ fn bind_as_before(world: &World, queue: &str, key: &str, before: &str) {
 }
 
 #[test]
-fn a_topic_with_a_dot_is_not_that_with_a_slash() {
+fn a_dot_in_a_topic_is_not_a_slash() {
     let mut world = World::new();
     let mut dots = world.connected(MqttVersion::V311, "dots", 0);
     dots.subscribe_at(&mut world, "v1.2/+", QoS::AtLeastOnce);
@@ -87,7 +87,7 @@ struct RenamedGroup {
 }
 
 #[test]
-fn the_queue_of_a_shared_subscription_from_the_version_before_is_emptied() {
+fn the_previous_versions_shared_subscription_queue_is_emptied() {
     check_emptied(&RenamedGroup {
         filter: "$share/g/v1.2/x",
         queue: "mqtt-shared-subscription-g/v1/2.x",

@@ -57,7 +57,7 @@ fn a_step_of_a_message_writes_that_message_and_not_its_session() {
 }
 
 #[test]
-fn each_message_is_after_a_crash_where_it_was_and_a_refused_one_is_over() {
+fn after_a_crash_each_message_is_at_its_last_step_and_a_refused_one_is_complete() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     let (mut reader, _) = reader_with_messages(&mut world, 5);

@@ -148,7 +148,7 @@ fn pending_messages_are_on_disk_when_the_suback_is_sent() {
 }
 
 #[test]
-fn at_qos_2_each_comes_once_however_far_it_was_when_the_server_was_killed() {
+fn at_qos_2_each_message_arrives_once_across_a_kill() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     retain_many(&mut world, QoS::ExactlyOnce);
@@ -170,7 +170,7 @@ fn at_qos_2_each_comes_once_however_far_it_was_when_the_server_was_killed() {
     let mut world = World::on(&disk);
     let (mut reader, came) = back(&mut world, "reader");
     let (again, _): (Vec<_>, Vec<_>) = came.iter().partition(|packet| packet.contains(" dup "));
-    assert_eq!(again.len(), WINDOW - 3, "those have their identifiers still: {came:?}");
+    assert_eq!(again.len(), WINDOW - 3, "packets in flight keep their identifiers: {came:?}");
     taken.append(&mut take_all(&mut reader, &mut world, came));
     taken.sort();
     assert_eq!(taken, all_topics());
@@ -191,7 +191,7 @@ fn a_client_that_leaves_midway_gets_every_unacked_message_on_reconnect() {
 }
 
 #[test]
-fn a_server_that_is_stopped_in_order_owes_them_still() {
+fn pending_messages_survive_an_orderly_shutdown() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     retain_many(&mut world, QoS::AtLeastOnce);
@@ -229,11 +229,11 @@ fn the_newer_of_replaced_messages_is_sent_and_cleared_ones_are_not() {
             "publish stays AtLeastOnce 2 dup retain"
         ]
     );
-    assert_eq!(live.len(), 3, "and the newer ones came as such: {came:?}");
+    assert_eq!(live.len(), 3, "newer messages are sent as live ones: {came:?}");
 }
 
 #[test]
-fn a_retained_message_that_is_too_old_is_not_pending_any_more() {
+fn an_expired_retained_message_is_no_longer_pending() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     let mut writer = world.connected(MqttVersion::V5, "writer", 0);
@@ -264,7 +264,7 @@ fn a_retained_message_that_is_too_old_is_not_pending_any_more() {
 }
 
 #[test]
-fn a_client_that_subscribes_again_and_again_has_each_pending_once_for_each_filter() {
+fn resubscribing_adds_no_second_pending_copy_for_a_filter() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     retain_many(&mut world, QoS::AtLeastOnce);
@@ -307,12 +307,16 @@ fn retain_handling_decides_which_messages_are_pending_after_a_kill() {
         reader.subscribe(world, "t", handling(retain_handling)).len() - 1
     };
     assert_eq!(subscribe(&mut reader, &mut world, RetainHandling::Never), 0);
-    assert_eq!(subscribe(&mut reader, &mut world, RetainHandling::IfNew), 0, "it is there already");
+    assert_eq!(
+        subscribe(&mut reader, &mut world, RetainHandling::IfNew),
+        0,
+        "the subscription exists already"
+    );
     let disk = kill(reader, world, &disk);
 
     let mut world = World::on(&disk);
     let (mut reader, came) = back(&mut world, "reader");
-    assert!(came.is_empty(), "nothing was owed: {came:?}");
+    assert!(came.is_empty(), "no message was pending: {came:?}");
     let list = PropertyList::new().with(Property::SubscriptionIdentifier(7));
     let mut buffer = Vec::new();
     let options = handling(RetainHandling::Always);
@@ -391,7 +395,7 @@ fn messages_of_unsubscribed_or_qos_0_subscriptions_are_not_pending() {
 }
 
 #[test]
-fn a_session_that_ends_leaves_nothing_that_a_later_one_of_its_name_would_be_sent() {
+fn an_ended_sessions_pending_messages_do_not_reach_a_new_session() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     retain_many(&mut world, QoS::AtLeastOnce);
@@ -434,7 +438,7 @@ fn retained_topics_with_dots_reach_matching_subscribers_unchanged() {
 }
 
 #[test]
-fn very_many_topics_that_nobody_wants_any_more_are_gone_through_in_turns() {
+fn pending_topics_of_removed_subscriptions_are_dropped_in_turns() {
     let mut world = World::new();
     let many = 2_500;
     for number in 0..many {

@@ -89,7 +89,7 @@ impl Life {
         drop(self.world);
         let mut world = World::on(&disk);
         for name in READERS {
-            assert!(count(&world, name) <= self.published, "a message is there twice");
+            assert!(count(&world, name) <= self.published, "a message was duplicated");
         }
         let mut writer = world.client(MqttVersion::V311);
         let connect = ConnectPacket { clean_start: false, ..ConnectPacket::new(MqttVersion::V311, "writer") };
@@ -168,7 +168,7 @@ fn a_reconnecting_client_gets_nothing_until_its_messages_are_on_disk() {
     assert_eq!(send_unwritten(&mut writer, Packet::Publish(publish)), [""; 0]);
     drop(writer);
     let mut writer = back(&mut world, "writer");
-    assert_eq!(writer.look(), [""; 0], "it would be told of its message");
+    assert_eq!(writer.look(), [""; 0], "CONNACK waits until its message is on disk");
     assert_eq!(writer.received(&mut world), ["connack Success present"]);
     let again = PublishPacket { dup: true, ..publish };
     assert_eq!(send_unwritten(&mut writer, Packet::Publish(again)), ["pubrec 5 success"]);

@@ -14,7 +14,7 @@ fn id_of(publish: &str) -> u16 {
 }
 
 #[test]
-fn a_queue_that_counts_from_0_again_loses_nothing_to_messages_that_were_in_flight_before() {
+fn a_queue_that_restarts_its_positions_loses_no_message() {
     let disk = SimDisk::new(1, 1 << 30);
     let settings = || StoreSettings {
         journal_segments: 1,
@@ -62,7 +62,7 @@ fn a_queue_that_counts_from_0_again_loses_nothing_to_messages_that_were_in_fligh
         let vhost = world.hub.broker().vhost("/").unwrap();
         vhost.queue(broker::SessionId(0), "mqtt-subscription-readerqos1").unwrap()
     };
-    assert_eq!(queue(&world).next_position(), 0, "nothing is known of its messages");
+    assert_eq!(queue(&world).next_position(), 0, "the queue's positions restart at 0");
     // A second restart changes nothing.
     world.round();
     drop(world);

@@ -122,7 +122,7 @@ fn an_ordinary_subscription_stays_one_until_a_client_of_5_0_subscribes() {
 }
 
 #[test]
-fn a_member_gets_no_topics_in_dollar_by_a_wildcard_in_front() {
+fn leading_wildcards_of_shared_subscriptions_match_no_dollar_topics() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     let filters = ["$share/g/#", "$share/g/a/+", "$share/g/a/*"];

@@ -26,7 +26,7 @@ fn log(disk: &SimDisk) -> String {
 }
 
 #[test]
-fn a_message_of_qos_2_that_a_torn_log_has_left_to_some_queues_goes_to_the_others_alone() {
+fn a_qos_2_message_partly_lost_by_a_torn_log_goes_to_the_missing_queues_only() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     for name in ["r1", "r2"] {
@@ -73,7 +73,7 @@ fn a_message_of_qos_2_that_a_torn_log_has_left_to_some_queues_goes_to_the_others
 }
 
 #[test]
-fn a_message_that_a_torn_log_has_left_to_a_shared_queue_is_not_the_sessions_too() {
+fn a_message_left_in_a_shared_queue_by_a_torn_log_is_not_in_the_session() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     let mut worker = world.connected(MqttVersion::V5, "w1", 60);
@@ -124,7 +124,7 @@ fn a_message_has_left_its_queue_on_disk_before_the_client_may_complete_it() {
 }
 
 #[test]
-fn messages_of_several_shared_queues_are_nowhere_twice_and_nowhere_lost_wherever_the_log_is_torn() {
+fn messages_of_several_shared_queues_are_neither_lost_nor_duplicated_by_a_torn_log() {
     const FILTERS: [&str; 2] = ["$share/g/t", "$share/h/t"];
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);

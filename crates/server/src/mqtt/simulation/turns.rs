@@ -50,7 +50,11 @@ fn a_subscribe_with_many_filters_leaves_others_their_turns_and_is_bounded() {
     let packet = subscribe(&client, all().chain(["one/too/many", "t/0"]));
     let (came, turns) = in_turns(&mut client, &packet);
     assert!(turns > 20 && came.len() == 1, "{turns} turns, {came:?}");
-    assert_eq!(count(&came[0], "Granted QoS 1"), MAX_SUBSCRIPTIONS + 1, "those that it has, once more");
+    assert_eq!(
+        count(&came[0], "Granted QoS 1"),
+        MAX_SUBSCRIPTIONS + 1,
+        "the existing subscriptions, granted again"
+    );
     assert!(came[0].ends_with("Quota exceeded,Granted QoS 1"));
     // The same holds for a client that resumes its session.
     drop(client);
@@ -82,7 +86,7 @@ fn a_subscribe_with_many_filters_leaves_others_their_turns_and_is_bounded() {
 }
 
 #[test]
-fn a_session_that_is_not_resumed_to_its_end_loses_nothing() {
+fn a_partly_resumed_session_loses_nothing() {
     let mut world = World::new();
     let mut client = world.connected(MqttVersion::V5, "me", 60);
     let filters: Vec<String> = (0..1_000).map(|number| format!("t/{number:03}")).collect();
@@ -121,7 +125,7 @@ fn a_session_that_is_not_resumed_to_its_end_loses_nothing() {
 }
 
 #[test]
-fn shared_subscriptions_are_bounded_by_themselves() {
+fn shared_subscriptions_have_their_own_limit() {
     let mut world = World::new();
     let mut client = world.connected(MqttVersion::V5, "me", 60);
     let filters: Vec<String> = (0..=MAX_SHARED).map(|number| format!("$share/g/{number}")).collect();

@@ -176,7 +176,7 @@ impl UpstreamAdmission {
     }
 
     /// Deletes the session's queues. CONNACK then reports that there is no session, so that the client subscribes again.
-    fn begin_anew(&mut self, core: &ConnectionCore) {
+    fn start_without_session(&mut self, core: &ConnectionCore) {
         self.stage = match std::mem::replace(&mut self.stage, Stage::Over) {
             Stage::Reading(mut claiming, detached_session, _) => {
                 claiming.delete_session(&self.owner, core.shared.backend.compatibility());
@@ -261,8 +261,8 @@ impl UpstreamAdmission {
             }
             let asked = claiming.uplink.state().phase();
             match claiming.reading.advance(claiming.uplink.state(), &name, is_found, &core.outbox) {
-                ReadState::Waits if claiming.uplink.state().phase() == asked => return None,
-                ReadState::Waits => {}
+                ReadState::Pending if claiming.uplink.state().phase() == asked => return None,
+                ReadState::Pending => {}
                 ReadState::Absent => return Some(Ok(false)),
                 ReadState::Read => return Some(Ok(true)),
                 ReadState::InUse if claiming.is_announced() && self.hub.note_state_in_use(&self.owner) => {
@@ -300,7 +300,7 @@ impl UpstreamAdmission {
         let (Stage::Probing(claiming, detached_session, _) | Stage::Reading(claiming, detached_session, _)) =
             std::mem::replace(&mut self.stage, Stage::Over)
         else {
-            return Admitting::Waits;
+            return Admitting::Pending;
         };
         let Claiming { claim, mut uplink, shared_login, watched, log, .. } = *claiming;
         self.hub.note_admitted(&self.owner);
@@ -385,7 +385,7 @@ impl Claiming {
 impl Admission for UpstreamAdmission {
     fn advance(&mut self, entering: &mut AdmittingConnection<'_>) -> Admitting {
         if let Stage::Asking(request) = &self.stage {
-            let Some(answer) = request.take_answer() else { return Admitting::Waits };
+            let Some(answer) = request.take_answer() else { return Admitting::Pending };
             let answered = match answer {
                 Ok(opened) => self.accepted(opened, entering),
                 Err(error) => Err(refused(entering.core, &self.owner.vhost, &self.user, error)),
@@ -418,7 +418,7 @@ impl Admission for UpstreamAdmission {
                 &entering.core.outbox,
             )
         {
-            return Admitting::Waits;
+            return Admitting::Pending;
         }
         match self.probed(entering) {
             None => {}
@@ -436,13 +436,13 @@ impl Admission for UpstreamAdmission {
                 return Admitting::Refused(refused);
             }
         }
-        let Stage::Reading(_, _, is_found) = &self.stage else { return Admitting::Waits };
+        let Stage::Reading(_, _, is_found) = &self.stage else { return Admitting::Pending };
         let is_found = *is_found;
         match self.read(entering) {
-            None => Admitting::Waits,
+            None => Admitting::Pending,
             Some(Ok(false)) if self.has_lost_its_state(entering.now) => {
-                self.begin_anew(entering.core);
-                Admitting::Waits
+                self.start_without_session(entering.core);
+                Admitting::Pending
             }
             Some(Ok(has_state)) => self.admit(is_found, has_state, entering),
             Some(Err(refused)) => {
@@ -478,7 +478,7 @@ impl Admission for UpstreamAdmission {
             will: None,
             watched,
         }
-        .say(transport::now());
+        .start(transport::now());
     }
 }
 

@@ -136,7 +136,7 @@ impl UpstreamSession {
     fn send_queued(&mut self, queued: QueuedMessage, engine: &mut Engine) -> bool {
         work::charge(MESSAGE, 1);
         let QueuedMessage { delivery_tag, redelivered, exchange, routing_key, properties, body } = queued;
-        self.paths.came(&routing_key, &properties, &body);
+        self.paths.note_queued(&routing_key, &properties, &body);
         let Ok(properties) = Properties::decode(&properties) else { return false };
         let Some(outgoing) = self.outgoing(&routing_key, &properties) else { return false };
         let verdict = match self.match_topic(&outgoing, Class::Qos1) {

@@ -141,7 +141,7 @@ impl DeliveryPaths {
     }
 
     /// Notes a message from the session's queue that may arrive live as well.
-    pub(super) fn came(&mut self, routing_key: &str, properties: &[u8], body: &[u8]) {
+    pub(super) fn note_queued(&mut self, routing_key: &str, properties: &[u8], body: &[u8]) {
         let Some(changing) = self.changing.get_mut() else { return };
         let ChangingPaths { lingering, remembered, deferred, deferred_bytes, hasher, .. } = changing;
         if lingering.is_empty() && deferred.is_empty() {
@@ -207,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_way_ends_with_the_last_filter_that_needs_it() {
+    fn a_path_ends_with_its_last_filter() {
         let mut paths = DeliveryPaths::default();
         paths.add("a", Class::Qos0);
         paths.add("a", Class::Qos0);
@@ -227,18 +227,18 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_comes_by_both_ways_comes_once() {
+    fn a_message_that_arrives_by_both_paths_is_sent_once() {
         let (mut paths, now) = (DeliveryPaths::default(), Instant::now());
-        paths.came("a.b", &[], b"1");
+        paths.note_queued("a.b", &[], b"1");
         assert!(paths.changing.get().is_none() && !paths.is_lingering("a/b"), "nothing lingers");
         assert_eq!(paths.linger("a/+", now), None);
         assert!(paths.is_lingering("a/b") && !paths.is_lingering("b"));
         // By the queue first, and by the live subscription first.
-        paths.came("a.b", &[], b"1");
+        paths.note_queued("a.b", &[], b"1");
         for body in ["0", "1", "1", "2"] {
             paths.defer(&live(body), now);
         }
-        paths.came("a.b", &[], b"2");
+        paths.note_queued("a.b", &[], b"2");
         assert!(deferred(&mut paths, now).is_empty());
         assert_eq!(deferred(&mut paths, now + DEFERRAL), ["0", "1"]);
         assert_eq!(paths.next_over(now), None);
@@ -251,7 +251,7 @@ mod tests {
         let (mut paths, now) = (DeliveryPaths::default(), Instant::now());
         let over: Vec<_> = (0..100).filter_map(|number| paths.linger(&number.to_string(), now)).collect();
         assert_eq!(over.len(), 100 - MAX_LINGERING);
-        (0..1000_u32).for_each(|number| paths.came("k", &[], &number.to_be_bytes()));
+        (0..1000_u32).for_each(|number| paths.note_queued("k", &[], &number.to_be_bytes()));
         assert_eq!(paths.changing.made().remembered.len(), MAX_REMEMBERED);
         (0..=MAX_REMEMBERED).for_each(|number| paths.defer(&live(&number.to_string()), now));
         assert_eq!(deferred(&mut paths, now), ["0"]);

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_are_the_first_to_go() {
+    fn the_oldest_sessions_are_forgotten_first() {
         let mut ages = DetachedAges::with_limit(3 * (SESSION + 100));
         let mine: Vec<_> = (0..5).map(|number| ages.add(&owner(number), &session(1)).unwrap()).collect();
         ages.remove(mine[1]);

@@ -450,7 +450,7 @@ mod tests {
         let others = claim(&hub, &other, "you").unwrap();
         hub.release(&other, &others, None);
         assert_eq!(published.try_recv(), Ok(()));
-        assert!(claim(&hub, &mine, "you").is_some(), "it is nobody's");
+        assert!(claim(&hub, &mine, "you").is_some(), "the identifier is free for any user");
     }
 
     #[test]
@@ -517,7 +517,7 @@ mod tests {
             assert_eq!((known, will.try_recv()), (vec!["second".to_owned()], waits.clone()));
             hub.forget(&first, "me", by);
             assert_eq!(will.try_recv(), fate, "{by:?}");
-            assert!(claim(&hub, &first, "you").is_some(), "it is nobody's");
+            assert!(claim(&hub, &first, "you").is_some(), "the identifier is free for any user");
         }
         let hub = small_hub();
         let (first, mut will) = leave(&hub, "first", 60);
@@ -530,7 +530,7 @@ mod tests {
         assert_eq!((hub.detached().len(), will.try_recv()), (1, waits));
         drop(will);
         hub.will_is_due(&first);
-        assert!(claim(&hub, &first, "you").is_some(), "nothing is kept of it");
+        assert!(claim(&hub, &first, "you").is_some(), "the session's record is dropped");
     }
 
     #[test]
@@ -544,7 +544,7 @@ mod tests {
         drop(will);
         hub.will_is_due(&first);
         hub.release(&first, &back, detached_session);
-        assert!(claim(&hub, &first, "you").is_some(), "nothing is kept of it");
+        assert!(claim(&hub, &first, "you").is_some(), "the session's record is dropped");
         // A delay of 0 seconds.
         let (_third, mut will) = leave(&hub, "third", 0);
         leave(&hub, "fourth", 60);

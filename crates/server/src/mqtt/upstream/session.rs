@@ -88,7 +88,7 @@ pub(super) struct UpstreamSession {
 enum ConnectionEnd {
     None,
     /// A queue of the session was deleted. Closes at this time, unless another connection turns out to be the reason.
-    Bereft(Instant),
+    QueueDeleted(Instant),
     Due(CloseReason),
 }
 
@@ -104,13 +104,13 @@ pub(super) struct SessionQueue {
 pub(super) enum QueueState {
     Absent,
     /// Requested, by the request with this number.
-    Declared(u64),
-    There,
+    Declaring(u64),
+    Exists,
 }
 
 impl SessionQueue {
     pub(super) fn is_there(&self) -> bool {
-        self.state == QueueState::There
+        self.state == QueueState::Exists
     }
 
     pub(super) fn is_absent(&self) -> bool {
@@ -157,7 +157,7 @@ impl UpstreamSession {
     ) -> Self {
         let AdmittedUpstream { owner, claim, watched, user, uplink, shared_login, log, .. } = admitted;
         let name = queue_name(&owner.client_id, 1).into();
-        let state = if admitted.has_queue { QueueState::There } else { QueueState::Absent };
+        let state = if admitted.has_queue { QueueState::Exists } else { QueueState::Absent };
         Self {
             shared: Arc::clone(shared),
             hub: Arc::clone(hub),
@@ -232,13 +232,13 @@ impl UpstreamSession {
     pub(super) fn queue_deleted(&mut self) {
         let wait = if self.watched.is_some() { ANNOUNCEMENT_TIMEOUT } else { Duration::ZERO };
         if matches!(self.end, ConnectionEnd::None) {
-            self.end = ConnectionEnd::Bereft(self.at + wait);
+            self.end = ConnectionEnd::QueueDeleted(self.at + wait);
         }
     }
 
     /// Sends requests, and handles the upstream's answers.
     pub(super) fn take_turn(&mut self, engine: &mut Engine) {
-        if let ConnectionEnd::Bereft(at) = self.end
+        if let ConnectionEnd::QueueDeleted(at) = self.end
             && at <= self.at
         {
             let fault = Fault::new(ReplyCode::NotFound, "the session's queue was deleted");
@@ -448,8 +448,8 @@ impl MqttSession for UpstreamSession {
     fn next_deadline(&self) -> Option<Instant> {
         // Without capacity in the outbox nothing could be sent at that time.
         let paths = self.paths.next_deadline().filter(|_| self.outbox.has_capacity());
-        let bereft = if let ConnectionEnd::Bereft(at) = self.end { Some(at) } else { None };
-        let deadlines = [self.uplink.next_deadline(), self.pending.next_deadline(), paths, bereft];
+        let close_at = if let ConnectionEnd::QueueDeleted(at) = self.end { Some(at) } else { None };
+        let deadlines = [self.uplink.next_deadline(), self.pending.next_deadline(), paths, close_at];
         deadlines.into_iter().flatten().min()
     }
 
@@ -527,7 +527,7 @@ impl MqttSession for UpstreamSession {
             })
         });
         SessionTeardown { hub, owner, claim, uplink, deletes, leaves: others, left, will: later, watched }
-            .say(at);
+            .start(at);
     }
 }
 

@@ -149,7 +149,7 @@ impl UpstreamSession {
         (self.queue.state == QueueState::Absent).then(|| {
             let (number, expires) = (self.pending.next_number(), self.queue_expires());
             self.uplink.request(number, QueueRequest::Declare { queue, expires });
-            self.queue.state = QueueState::Declared(number);
+            self.queue.state = QueueState::Declaring(number);
             number
         })
     }
@@ -251,8 +251,8 @@ impl UpstreamSession {
             }
             Some(of_fault(&fault))
         });
-        if self.queue.state == QueueState::Declared(number) {
-            self.queue.state = if refused.is_none() { QueueState::There } else { QueueState::Absent };
+        if self.queue.state == QueueState::Declaring(number) {
+            self.queue.state = if refused.is_none() { QueueState::Exists } else { QueueState::Absent };
             self.consume(engine);
         }
         match self.pending.answered(number, refused) {

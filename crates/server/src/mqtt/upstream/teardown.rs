@@ -62,7 +62,7 @@ impl SessionTeardown {
     /// Does the work: at once if no answer of the upstream is needed, otherwise in its own task. The session is released
     /// when its messages are requeued, so that the next connection gets them in order, and when it is known which QoS 2
     /// messages the upstream has.
-    pub(super) fn say(mut self, now: Instant) {
+    pub(super) fn start(mut self, now: Instant) {
         while let Some(event) = self.uplink.next_event() {
             note(&mut self.left, event);
         }

@@ -339,7 +339,7 @@ fn a_session_marks_a_group_though_the_last_one_that_marked_it_leaves_at_that_mom
     let consumer = join(&mut uplink);
     uplink.stop_shared(consumer, vec![leave()]);
     settle(&mut uplink);
-    assert!(has_group(&world), "it is marked");
+    assert!(has_group(&world), "the group's queue is marked by a session");
     // A missing queue, or an exchange that always vanishes, is not retried forever.
     uplink.request(6, QueueRequest::BindMark { queue: "none".into(), mark: mark() });
     assert_eq!(settle(&mut uplink), ["6 404"]);
@@ -429,7 +429,7 @@ fn a_queue_that_may_be_a_quorum_queue_is_deleted_once_it_has_no_consumer() {
 }
 
 #[test]
-fn without_the_exchange_the_upstream_says_so() {
+fn a_missing_exchange_is_reported() {
     let world = World::new();
     let config = MqttConfig { exchange: "events".into(), ..MqttConfig::of_test(Arc::default()) };
     let mut uplink = Uplink::new(simulated::amqp_client(&world.shared, 1, "guest"), &config);

@@ -261,7 +261,7 @@ impl Forwarder {
         self.count_loaded();
         self.queue.deferred.store(self.forwarding.deferred(), Ordering::Relaxed);
         self.queue.set_oldest(self.forwarding.oldest());
-        if self.queue.parks_nothing() && self.queue.messages() == 0 {
+        if self.queue.waits_for_parking() && self.queue.messages() == 0 {
             self.local.can_park(&self.queue);
         }
         if has_changed {
@@ -316,7 +316,7 @@ impl Forwarder {
 
     /// After a failure of a local queue: releases all messages, starts again with the queues' content, and returns the
     /// failure.
-    pub(super) fn begin_anew(&mut self, now: Instant) -> Option<Fault> {
+    pub(super) fn restart(&mut self, now: Instant) -> Option<Fault> {
         self.failure.as_ref()?;
         self.release_all(now);
         self.restore();

@@ -109,7 +109,7 @@ impl LocalSpool {
     /// Called when a message cannot be parked for lack of space. It waits, and only the queue's own publishers are
     /// blocked.
     pub(in crate::spool) fn cannot_park(&self, queue: &SpoolQueue) {
-        if !queue.set_parks_nothing(true) {
+        if !queue.set_waits_for_parking(true) {
             let (vhost, user) = (queue.vhost(), queue.user());
             let (bytes, max) = self.parked_share(queue);
             tracing::warn!(
@@ -125,20 +125,20 @@ impl LocalSpool {
 
     /// Called when a queue's message has been parked, or none waits any more: no message waits for parking space.
     pub(in crate::spool) fn can_park(&self, queue: &SpoolQueue) {
-        if queue.parks_nothing() {
-            queue.set_parks_nothing(false);
+        if queue.waits_for_parking() {
+            queue.set_waits_for_parking(false);
             self.check_age(queue);
         }
     }
 
     /// Resumes a queue once its messages can be parked again.
     fn check_parking(&self, queue: &SpoolQueue) {
-        if !queue.parks_nothing() {
+        if !queue.waits_for_parking() {
             return;
         }
         let (own, max) = self.parked_share(queue);
         if own < max && own <= max - max / MARGIN {
-            queue.set_parks_nothing(false);
+            queue.set_waits_for_parking(false);
             queue.retry();
         }
     }
@@ -170,7 +170,7 @@ impl LocalSpool {
             self.left(&queue, bytes);
             if of_backlogs > 0 {
                 // The forwarder has counted the messages of backlogs, and has to count them again.
-                queue.begin_anew();
+                queue.request_restart();
             }
         }
     }
@@ -222,7 +222,7 @@ impl LocalSpool {
     /// Blocks the publishers of a queue whose oldest message is too old or cannot be parked. Other queues are not
     /// affected, since the reason may be that no client of this user has logged in.
     fn check_age(&self, queue: &SpoolQueue) {
-        if queue.has_failed() || queue.parks_nothing() {
+        if queue.has_failed() || queue.waits_for_parking() {
             queue.alarms.raise(Resource::Spool);
             return;
         }
@@ -308,7 +308,7 @@ impl LocalSpool {
         queue: &SpoolQueue,
         outbox: &Arc<Outbox>,
     ) -> Option<(Blocked, &'static str)> {
-        if !self.alarms.stand() && !queue.alarms.stand() {
+        if !self.alarms.any_raised() && !queue.alarms.any_raised() {
             return None;
         }
         self.alarms.block(outbox).or_else(|| queue.alarms.block(outbox))

@@ -49,11 +49,11 @@ pub(crate) struct SpoolQueue {
     /// Set when its forwarder has panicked, until the process ends.
     has_failed: AtomicBool,
     /// Set when a message could not be parked for lack of space, until there is some.
-    parks_nothing: AtomicBool,
+    waits_for_parking: AtomicBool,
     /// Callers that wait for the forwarder to drop all messages, and to report their number.
     purges: Mutex<Vec<SyncSender<u64>>>,
     /// Set until the forwarder has released all messages and started again with the local queues' content.
-    begins_anew: AtomicBool,
+    needs_restart: AtomicBool,
     login: Mutex<ForwarderLogin>,
     /// Raised while its oldest message is too old, a message cannot be parked, or its messages exceed their share.
     pub(in crate::spool) alarms: Arc<Alarms>,
@@ -105,9 +105,9 @@ impl SpoolQueue {
             unused_since: Mutex::default(),
             is_removed: AtomicBool::new(false),
             has_failed: AtomicBool::new(false),
-            parks_nothing: AtomicBool::new(false),
+            waits_for_parking: AtomicBool::new(false),
             purges: Mutex::default(),
-            begins_anew: AtomicBool::new(false),
+            needs_restart: AtomicBool::new(false),
             login: Mutex::default(),
             alarms: Arc::default(),
             rates: Mutex::default(),
@@ -183,29 +183,29 @@ impl SpoolQueue {
     pub(in crate::spool) fn ask_for_purge(&self) -> Receiver<u64> {
         let (sender, answer) = sync_channel(1);
         self.purges.lock().push(sender);
-        self.begin_anew();
+        self.request_restart();
         answer
     }
 
     /// Requests that the forwarder releases all messages and starts again with the local queues' content.
-    pub(super) fn begin_anew(&self) {
-        self.begins_anew.store(true, Ordering::Release);
+    pub(super) fn request_restart(&self) {
+        self.needs_restart.store(true, Ordering::Release);
         self.waker.wake();
     }
 
-    /// Whether [`Self::begin_anew`] was requested.
-    pub(in crate::spool) fn begins_anew(&self) -> bool {
-        self.begins_anew.load(Ordering::Acquire)
+    /// Whether [`Self::request_restart`] was requested.
+    pub(in crate::spool) fn needs_restart(&self) -> bool {
+        self.needs_restart.load(Ordering::Acquire)
     }
 
     /// Called by the forwarder when it starts again: returns the callers that wait for a purge. `None` if there was no
     /// request.
     pub(in crate::spool) fn take_purges(&self) -> Option<Vec<SyncSender<u64>>> {
-        if !self.begins_anew() {
+        if !self.needs_restart() {
             return None;
         }
         let mut purges = self.purges.lock();
-        self.begins_anew.store(false, Ordering::Release);
+        self.needs_restart.store(false, Ordering::Release);
         Some(std::mem::take(&mut purges))
     }
 
@@ -236,13 +236,13 @@ impl SpoolQueue {
     }
 
     /// Whether it waits for parking space.
-    pub(in crate::spool) fn parks_nothing(&self) -> bool {
-        self.parks_nothing.load(Ordering::Acquire)
+    pub(in crate::spool) fn waits_for_parking(&self) -> bool {
+        self.waits_for_parking.load(Ordering::Acquire)
     }
 
     /// Returns the earlier value.
-    pub(super) fn set_parks_nothing(&self, parks_nothing: bool) -> bool {
-        self.parks_nothing.swap(parks_nothing, Ordering::AcqRel)
+    pub(super) fn set_waits_for_parking(&self, waits_for_parking: bool) -> bool {
+        self.waits_for_parking.swap(waits_for_parking, Ordering::AcqRel)
     }
 
     /// Lets a forwarder continue that waits for a login.

@@ -95,7 +95,10 @@ async fn an_accepted_login_counts_for_its_time_after_a_restart_and_no_other_does
     assert!(!logins.are_remembered(None, &credentials("right"), later(2 * DAY)).await);
     assert!(logins.are_remembered(None, &credentials("right"), later(DAY)).await);
     assert!(logins.are_remembered(Some("/"), &credentials("right"), NOW).await);
-    assert!(!logins.are_remembered(None, &credentials("wrong"), NOW).await, "known by now");
+    assert!(
+        !logins.are_remembered(None, &credentials("wrong"), NOW).await,
+        "a wrong password is not compared twice"
+    );
     assert_eq!(runs(&logins), 2, "one for each password of the user");
 }
 

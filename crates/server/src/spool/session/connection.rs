@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_alarms_the_client_sees_the_first_to_come_and_the_last_to_go() {
+    fn blocked_is_sent_at_the_first_alarm_and_unblocked_after_the_last() {
         let mut connection = connection();
         assert!(passes(&mut connection, &BLOCKED, false) && connection.is_blocked_upstream);
         assert!(!passes(&mut connection, &UNBLOCKED, true) && !connection.is_blocked_upstream);

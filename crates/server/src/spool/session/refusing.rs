@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn the_number_is_free_once_both_ends_have_confirmed() {
+    fn a_channel_number_is_free_once_both_ends_have_confirmed() {
         const OPEN: [u8; 4] = [0, 20, 0, 10];
         let mut refused = RefusedChannels::default();
         assert_eq!(refused.handle_frame(&method(1, &OPEN)), None);

@@ -315,7 +315,7 @@ fn a_refusal_waits_for_the_rest_of_a_message_at_both_ends() {
         assert_eq!(site.received(), [name, "Header of 1", "Body of 1"]);
         assert_eq!(site.taken(), [[0; 0]; 0], "closed only behind the message");
         site.upstream(&[&body(1, 1), &deliver(1), &header(1, 1), &body(1, 1)]);
-        assert_eq!(site.received(), ["Body of 1", "ack 1 false", "close 406"], "and nothing behind");
+        assert_eq!(site.received(), ["Body of 1", "ack 1 false", "close 406"], "later frames are discarded");
         let taken = site.taken();
         assert!(matches!(&taken[..], [close] if close.starts_with(&CHANNEL_CLOSE)), "{taken:?}");
         site.client(channel::CloseOk {});
@@ -347,7 +347,7 @@ fn the_client_closes_a_channel_that_is_refused_in_the_middle_of_a_message() {
 
 /// The upstream's session abandons the message: it closes the channel, or confirms the client's close.
 #[test]
-fn nothing_waits_for_a_message_that_breaks_off() {
+fn an_aborted_message_holds_up_nothing() {
     let close = channel::Close { reply_code: 541, reply_text: "", class_id: 0, method_id: 0 };
     for (name, end) in [("close 541", method(1, close)), ("ChannelCloseOk", method(1, channel::CloseOk {}))] {
         let mut site = Site::new();

@@ -28,7 +28,7 @@ impl SpoolingSession {
         self.channels.remove(number);
         self.release_incomplete();
         self.refused.add(number);
-        self.go_on_refusing(now).map(|()| 0)
+        self.continue_refusing(now).map(|()| 0)
     }
 
     /// Sends one of the spool's own methods to the upstream's session.
@@ -47,7 +47,7 @@ impl SpoolingSession {
     }
 
     /// Continues closing refused channels, after answers of the upstream's session.
-    pub(super) fn go_on_refusing(&mut self, now: Instant) -> Result<(), Fault> {
+    pub(super) fn continue_refusing(&mut self, now: Instant) -> Result<(), Fault> {
         while let Some(number) = self.refused.next_to_close(&self.contents) {
             let (reply_code, (class_id, method_id)) = (ReplyCode::Success.code(), PUBLISH);
             let close = channel::Close { reply_code, reply_text: "", class_id, method_id };

@@ -199,7 +199,7 @@ async fn a_full_queue_takes_no_memory_from_others_when_there_is_none_left() {
 
 /// Messages in a backlog are parked, since their exchange is deleted, and the process is killed at any write meanwhile.
 #[tokio::test(start_paused = true)]
-async fn parked_messages_of_a_backlog_are_somewhere_wherever_the_process_dies() {
+async fn parked_messages_of_a_backlog_survive_a_crash_at_any_point() {
     const MESSAGES: u64 = 4500;
     let mut deaths = 0;
     for seed in 0..10 {

@@ -146,7 +146,7 @@ async fn messages_that_are_published_again_and_again_are_written_once() {
     let local = site.queue();
     spool_some(&site.spool, &local, "gone", "k", 0..3);
     site.pass(LONG).await;
-    site.upstream.falls_silent();
+    site.upstream.stop_confirming();
     spool_some(&site.spool, &local, "", "q", 0..200);
     site.pass(LONG).await;
     let (store, connections) = (Arc::clone(site.spool.store().unwrap()), site.isolated.lock().len());
@@ -238,10 +238,10 @@ async fn a_forwarder_that_panics_blocks_its_publishers_and_is_reported() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lost_connection_makes_no_message_younger() {
+async fn a_lost_connection_does_not_reset_message_ages() {
     let mut site = Simulated::new(&disk(), config());
     let local = site.queue();
-    site.upstream.falls_silent();
+    site.upstream.stop_confirming();
     spool_at(&site.spool, &local, ("", "q"), 1, 0..3);
     site.pass(Duration::from_millis(10)).await;
     let age = site.status().oldest_seconds.unwrap();
@@ -322,7 +322,7 @@ async fn each_accepted_login_counts() {
     let local = site.queue();
     let before = local.logins();
     drop(site.queue());
-    assert_ne!(local.logins(), before, "it may have come while the same one was being refused");
+    assert_ne!(local.logins(), before, "the login may have come while an equal one was being refused");
 }
 
 #[tokio::test(start_paused = true)]

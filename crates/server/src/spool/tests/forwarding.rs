@@ -413,11 +413,11 @@ async fn a_queue_that_has_stalled_connections_gets_one_message_at_a_time() {
     site.pass(Duration::from_millis(10)).await;
     // The next connection accepts publishes and confirms nothing.
     site.upstream.closes_for("nothing", Fault::new(ReplyCode::ConnectionForced, text));
-    site.upstream.falls_silent();
+    site.upstream.stop_confirming();
     site.pass(LONG).await;
     assert_eq!((site.status().messages, site.status().deferred), (20, 19));
     // The connection after that confirms again.
-    site.upstream.answers_again();
+    site.upstream.resume_confirming();
     site.upstream.lose();
     site.pass(LONG).await;
     assert_eq!((take(&upstream).0, site.status().messages), (numbers(0..20), 0));
@@ -439,7 +439,7 @@ async fn an_upstream_that_shuts_down_parks_nothing() {
 async fn a_shutdown_in_an_outage_waits_for_no_confirm() {
     let mut site = Simulated::new(&disk(), config());
     let (local, _upstream) = (site.queue(), site.declare("q", &FieldTable::new()));
-    site.upstream.falls_silent();
+    site.upstream.stop_confirming();
     spool_some(&site.spool, &local, "", "q", 0..5);
     site.pass(Duration::from_secs(1)).await;
     site.is_reachable.store(false, Ordering::Relaxed);
@@ -454,7 +454,7 @@ async fn a_shutdown_in_an_outage_waits_for_no_confirm() {
 async fn an_upstream_that_confirms_nothing_is_reported() {
     let mut site = Simulated::new(&disk(), config());
     let (local, _upstream) = (site.queue(), site.declare("q", &FieldTable::new()));
-    site.upstream.falls_silent();
+    site.upstream.stop_confirming();
     spool_some(&site.spool, &local, "", "q", 0..5);
     site.pass(LONG).await;
     assert_eq!(site.status().trouble.as_deref(), Some("the upstream confirms nothing"));

@@ -141,7 +141,7 @@ async fn messages_waiting_for_a_login_an_upstream_or_a_confirm_can_be_purged() {
     let mut site = Simulated::new(&disk(), config());
     let upstream = site.declare("q", &FieldTable::new());
     let (local, other) = (site.spool.queue("/", USER).unwrap(), queue_of_another(&site));
-    site.upstream.falls_silent();
+    site.upstream.stop_confirming();
     spool_some(&site.spool, &local, "", "q", 0..10);
     spool_some(&site.spool, &other, "", "q", 10..15);
     site.pass(LONG).await;
@@ -162,7 +162,7 @@ async fn messages_waiting_for_a_login_an_upstream_or_a_confirm_can_be_purged() {
     assert_eq!((status.messages, status.bytes, status.oldest_seconds), (0, 0, None));
 
     site.is_reachable.store(true, Ordering::Relaxed);
-    site.upstream.answers_again();
+    site.upstream.resume_confirming();
     site.upstream.lose();
     spool_some(&site.spool, &local, "", "q", 20..25);
     for _ in 0..3 {

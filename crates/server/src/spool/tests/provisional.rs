@@ -93,7 +93,7 @@ async fn a_refusal_ends_the_clients_with_its_password_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_is_asked_about_clients_that_have_gone() {
+async fn disconnected_clients_are_not_checked() {
     let mut site = Simulated::new(&SimDisk::new(1, 1 << 30), config());
     let asked = Asked::new((0..1000).map(|_| Err(away())));
     let gone = site.admit("secret", answered(Err(away())), &asked);

@@ -181,7 +181,7 @@ impl BrokerStompSession {
     /// As in RabbitMQ, the first message during an alarm is accepted, and nothing after it.
     fn wait_out_alarms(&mut self) {
         let alarms = &self.context.shared.alarms;
-        if alarms.stand() && self.blocked.is_none() {
+        if alarms.any_raised() && self.blocked.is_none() {
             self.blocked = alarms.block(&self.context.outbox).map(|(blocked, _)| blocked);
         }
     }
@@ -346,7 +346,7 @@ impl StompSession for BrokerStompSession {
         let Self { context, traces, .. } = self;
         traces.publish(context.consumers.traces(), &context.publish_gate, context.now, || context.tracer());
         self.context.consumers.resume_deferred(self.context.now);
-        if self.blocked.is_some() && !self.context.shared.alarms.stand() {
+        if self.blocked.is_some() && !self.context.shared.alarms.any_raised() {
             self.blocked = None;
         }
         let cancelled = self.context.consumers.take_cancelled();

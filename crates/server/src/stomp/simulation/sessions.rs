@@ -273,5 +273,5 @@ fn a_subscription_that_fails_leaves_no_queue_and_takes_none_away() {
     assert!(subscribe("amq.topic")[0].starts_with("RECEIPT"));
     assert_eq!(queues(), 1);
     assert!(subscribe("nowhere")[0].starts_with("ERROR"));
-    assert_eq!(queues(), 1, "it is of use to its subscriber still");
+    assert_eq!(queues(), 1, "its subscriber still uses the queue");
 }

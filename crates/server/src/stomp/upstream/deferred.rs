@@ -28,7 +28,7 @@ pub(super) enum DeferredRequest {
 
 impl UpstreamStompSession {
     /// Continues the deferred request as far as possible.
-    pub(super) fn go_on_with_deferred(&mut self) {
+    pub(super) fn continue_deferred(&mut self) {
         match self.deferred.take() {
             Some(DeferredRequest::Commit { mut messages, settlements, receipt, published, is_refused }) => {
                 while self.client.has_capacity()

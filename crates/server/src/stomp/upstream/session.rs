@@ -173,14 +173,14 @@ impl UpstreamStompSession {
     }
 
     /// Runs the upstream client, and handles its events. Returns the cancelled subscriptions.
-    fn go_on(&mut self, now: Instant) -> Result<Vec<CancelledSubscription>, StompFault> {
+    fn poll_upstream(&mut self, now: Instant) -> Result<Vec<CancelledSubscription>, StompFault> {
         let mut cancelled = Vec::new();
         self.client.handle_nudge(&self.waker, now).map_err(of_fault)?;
         let received = self.receive(&mut cancelled).and_then(|()| self.receive_live());
         // In any case, messages that were sent to the client must not be delivered again.
         self.acknowledge_done();
         received?;
-        self.go_on_with_deferred();
+        self.continue_deferred();
         self.consume_next();
         self.client.flush(now).map_err(of_fault)?;
         if self.leaving == Leaving::Closing && self.client.is_closed() {
@@ -454,7 +454,7 @@ impl StompSession for UpstreamStompSession {
     }
 
     fn handle_nudge(&mut self, now: Instant) -> Result<Vec<CancelledSubscription>, StompFault> {
-        let cancelled = self.go_on(now)?;
+        let cancelled = self.poll_upstream(now)?;
         let is_last = matches!(self.receipts.first(), None | Some(Until::Closed));
         if self.leaving == Leaving::Asked && is_last && self.deferred.is_none() {
             self.leaving = if self.client.close(now) { Leaving::Closed } else { Leaving::Closing };

@@ -49,7 +49,7 @@ impl UpstreamStompSession {
             published: self.confirms.last(),
             is_refused: false,
         });
-        self.go_on_with_deferred();
+        self.continue_deferred();
         if self.deferred.is_some() {
             self.outbox.nudge();
         }

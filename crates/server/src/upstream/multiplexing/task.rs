@@ -76,7 +76,7 @@ pub(super) async fn run(queue: Arc<MultiplexedQueue>, upstream: impl OpenUpstrea
     if let Some(fault) = serve(&queue, &upstream).await {
         let (user, vhost) = (&queue.login().credentials.username, &queue.login().vhost);
         tracing::warn!(user, %vhost, %fault, "upstream refused {}", MultiplexedQueue::NAME);
-        tell_ended(queue.end(), &fault).await;
+        notify_ended(queue.end(), &fault).await;
     }
     guard.0 = None;
 }
@@ -192,7 +192,7 @@ pub(crate) async fn close_in_time(limit: Duration, mut close: impl FnMut(&Waker,
 }
 
 /// Notifies the subscribers of an abandoned queue, over as many turns as that takes.
-async fn tell_ended(inboxes: Vec<Arc<SubscriberInbox>>, fault: &Fault) {
+async fn notify_ended(inboxes: Vec<Arc<SubscriberInbox>>, fault: &Fault) {
     for some in inboxes.chunks(SLOTS_AT_ONCE) {
         some.iter().for_each(|inbox| inbox.end(fault.clone()));
         // The permit is for turns, and this is none.

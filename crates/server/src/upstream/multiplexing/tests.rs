@@ -145,12 +145,12 @@ impl Upstream {
     }
 
     /// Accepts publishes from now on, but neither stores nor confirms them.
-    pub(crate) fn falls_silent(&self) {
+    pub(crate) fn stop_confirming(&self) {
         self.is_silent.store(true, Ordering::Relaxed);
     }
 
     /// Stores and confirms publishes again.
-    pub(crate) fn answers_again(&self) {
+    pub(crate) fn resume_confirming(&self) {
         self.is_silent.store(false, Ordering::Relaxed);
     }
 

@@ -388,7 +388,10 @@ async fn an_upstream_without_streams_retains_nothing() {
     assert!(!first.has_reached(ticket));
     settle().await;
     assert!(first.is_decided(&outbox) && !first.is_available() && !first.must_wait(&outbox));
-    assert!(first.has_reached(ticket) && first.ticket(&outbox).is_none(), "nobody waits for nothing");
+    assert!(
+        first.has_reached(ticket) && first.ticket(&outbox).is_none(),
+        "without a log there is nothing to wait for"
+    );
     // The second client's login is tried.
     let (second, other) = join(&logs, &upstream, "guest");
     assert!(!second.is_decided(&other));

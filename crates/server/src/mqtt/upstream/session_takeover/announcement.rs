@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_nothing() {
+    fn other_messages_are_not_announcements() {
         let good = Announcement { process: "one", number: 7, resumes: true, client_id: "me" }.encode();
         for length in 0..good.len() - 1 {
             assert_eq!(Announcement::parse(&good.as_bytes()[..length]), None, "{length}");

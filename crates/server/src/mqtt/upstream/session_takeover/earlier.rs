@@ -66,7 +66,7 @@ mod tests {
     async fn the_queue_is_looked_at_until_its_consumer_has_gone_and_once_more() {
         let outbox = Arc::new(Outbox::new(1));
         let mut earlier = EarlierConsumer::default();
-        assert!(!earlier.pause(false, &outbox), "nobody had it");
+        assert!(!earlier.pause(false, &outbox), "the queue had no consumer");
         for _ in 0..3 {
             assert!(earlier.pause(true, &outbox) && !earlier.poll_pause());
             tokio::time::sleep(2 * PAUSE).await;

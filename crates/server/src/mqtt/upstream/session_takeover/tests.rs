@@ -126,7 +126,7 @@ async fn a_client_that_connects_elsewhere_is_closed_here_and_back() {
     let second = other.connect_as(USER, "me", 500, false);
     settle().await;
     assert!(second.watched.is_announced() && !second.is_closed());
-    assert!(first.is_closed(), "though the clock over there is slow");
+    assert!(first.is_closed(), "even if the other server's clock is behind");
     assert_eq!((first.watched.taken(), bystander.watched.taken()), (Some(TakenBy::Clean), None));
     // Its connection ends, and the client connects here again.
     one.hub.release(&first.owner, &first.claim, None);
@@ -141,7 +141,7 @@ async fn a_client_that_connects_elsewhere_is_closed_here_and_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_two_that_connect_at_the_same_time_the_later_stays() {
+async fn of_two_simultaneous_connections_the_later_stays() {
     for clocks in [(1000, 2000), (1000, 1000), (2000, 1000)] {
         let upstream = Upstream::new();
         let (one, other) = (Process::new(&upstream), Process::new(&upstream));

@@ -524,7 +524,7 @@ impl StateQueue {
         if let StatePhase::Reading { left } = &mut self.phase
             && let Some((id, _)) = &decoded
             && redelivered
-            && self.log.begins_again(*id)
+            && self.log.restarts_at(*id)
         {
             *left = self.log.found;
             self.log.unacked.clear();
@@ -597,7 +597,7 @@ impl StateLog {
     /// Whether the queue is being delivered again from this record on, because the upstream connection was lost during
     /// the reading. A record may also come twice because the pool, when its connection was lost, has published a copy.
     /// Copies start after the first record, except a copy of the first record alone, which directly follows it.
-    fn begins_again(&self, id: RecordId) -> bool {
+    fn restarts_at(&self, id: RecordId) -> bool {
         self.delivered.is_some_and(|(first, last)| first == id && last != id)
     }
 

@@ -25,7 +25,7 @@ const MAX_EMPTY: u32 = 3;
 #[derive(Debug, PartialEq, Eq)]
 pub(in super::super) enum ReadState {
     /// Waits for the upstream.
-    Waits,
+    Pending,
     /// There is no such queue, or the user has no permission for it.
     Absent,
     /// The queue was read to its end.
@@ -52,27 +52,27 @@ impl StateReading {
             StatePhase::Missing => ReadState::Absent,
             StatePhase::Found { consumers, messages } => {
                 if self.earlier.is_pausing() {
-                    return ReadState::Waits;
+                    return ReadState::Pending;
                 }
                 // There is always a list. It may be unacknowledged by a lost connection, and about to be requeued.
                 let is_returning = messages == 0 && self.empty < MAX_EMPTY;
                 self.empty += u32::from(is_returning);
                 if self.earlier.pause(consumers > 0 || is_returning, outbox) {
-                    return ReadState::Waits;
+                    return ReadState::Pending;
                 }
                 if consumers > 0 {
                     return ReadState::InUse;
                 }
                 state.read(messages);
                 outbox.nudge();
-                ReadState::Waits
+                ReadState::Pending
             }
             StatePhase::Consuming if !is_found && state.list().is_some_and(|list| list.has_queue) => {
                 self.discard(state, outbox);
-                ReadState::Waits
+                ReadState::Pending
             }
             StatePhase::Consuming => ReadState::Read,
-            _ => ReadState::Waits,
+            _ => ReadState::Pending,
         }
     }
 

@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn no_byte_of_a_record_makes_more_of_it_than_it_holds() {
+    fn corrupted_records_decode_to_valid_lists_or_nothing() {
         let bytes = list().encode(ID);
         for at in 0..bytes.len() {
             for value in [0, 1, 0x2b, 0x7f, 0x80, 0xff] {

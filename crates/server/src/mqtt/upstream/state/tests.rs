@@ -226,7 +226,7 @@ fn records_are_removed_when_a_later_list_is_confirmed() {
 }
 
 #[test]
-fn a_list_goes_in_front_of_many_records_and_they_fill_a_part_of_the_window() {
+fn a_list_precedes_pending_records_which_fill_part_of_the_window() {
     let mut world = World::new();
     let mut link = world.link();
     link.open(&[]);

@@ -21,7 +21,7 @@ impl Subscriber {
             if events.any(|event| describe(&event) == expected) { Poll::Ready(()) } else { Poll::Pending }
         });
         let in_time = tokio::time::timeout(PATIENCE, comes).await;
-        assert!(in_time.is_ok(), "{expected} has not come");
+        assert!(in_time.is_ok(), "{expected} has not arrived");
     }
 }
 

@@ -58,7 +58,7 @@ async fn a_bound_key_is_answered_at_once_and_one_under_way_with_the_first() {
     let [first, second, third] = [(), (), ()].map(|()| site.join());
     first.hold.subscribe("k", 1);
     second.hold.subscribe("k", 2);
-    assert_eq!((first.events(), second.events()), (vec![], vec![]), "nobody is bound yet");
+    assert_eq!((first.events(), second.events()), (vec![], vec![]), "the key is not bound yet");
     settle().await;
     assert_eq!((first.events(), second.events()), (vec!["subscribed 1".into()], vec!["subscribed 2".into()]));
     third.hold.subscribe("k", 3);
@@ -139,7 +139,7 @@ async fn a_key_is_unbound_when_nobody_has_needed_it_for_a_while() {
     other.subscribe("other", 2).await;
     one.hold.unsubscribe("k", 1);
     tokio::time::sleep(2 * IDLE_TIMEOUT).await;
-    assert_eq!(site.upstream.bindings(), ["k", "other"], "somebody needs it");
+    assert_eq!(site.upstream.bindings(), ["k", "other"], "another subscriber needs the key");
     other.hold.unsubscribe("k", 1);
     tokio::time::sleep(IDLE_TIMEOUT - Duration::from_secs(1)).await;
     assert_eq!(site.upstream.bindings(), ["k", "other"]);
@@ -245,7 +245,7 @@ async fn a_draining_server_closes_the_connection_when_its_clients_have_gone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_has_gone_leaves_nothing_behind() {
+async fn a_disconnected_client_leaves_nothing_behind() {
     let mut site = Site::new();
     let (one, other) = (site.join(), site.join());
     for (number, key) in ["a", "b.*", "b.#"].into_iter().enumerate() {

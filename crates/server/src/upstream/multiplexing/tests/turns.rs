@@ -153,7 +153,7 @@ async fn subscribers_come_and_go_between_the_turns_of_a_message() {
             _ => panic!("{events:?}"),
         }
     }
-    assert!(none <= others, "{none} got nothing, and {others} are new");
+    assert!(none <= others, "{none} got no message, but only {others} joined later");
     assert_eq!(once + none, SUBSCRIBERS);
 }
 

@@ -22,14 +22,14 @@ fn next(logins: &LogLogins, now: Instant) -> Option<String> {
 }
 
 #[test]
-fn a_login_that_has_had_the_log_comes_first_and_each_is_tried_once() {
+fn an_accepted_login_is_preferred_and_each_login_is_tried_once() {
     let (mut logins, now) = (LogLogins::default(), Instant::now());
     assert!(logins.join(&login("good"), now) && next(&logins, now).is_some());
     logins.handle_accepted(&login("good"));
     logins.leave(&login("good"));
     for number in 0..100 {
         assert_eq!(logins.join(&login(number), now), number < MAX_REFUSALS, "{number}");
-        assert_eq!(next(&logins, now), Some(number.to_string()), "those before were refused");
+        assert_eq!(next(&logins, now), Some(number.to_string()), "earlier logins were refused");
         logins.handle_refused(&login(number), now);
         assert!(!logins.is_worth_waiting(now));
         // The client reconnects at once.
@@ -97,7 +97,7 @@ fn join(logs: &Arc<RetainedLogs>, stream: &TestStream, user: &str) -> (LogClient
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_log_is_read_on_while_clients_of_other_logins_come_and_that_of_its_login_returns() {
+async fn the_log_stays_open_for_other_logins_and_reopens_after_a_refusal() {
     let (logs, stream) =
         (RetainedLogs::with_limits(Clock::start(), &EXCHANGE.into(), LIMITS), TestStream::default());
     stream.permit("good");
@@ -122,7 +122,7 @@ async fn the_log_is_read_on_while_clients_of_other_logins_come_and_that_of_its_l
     stream.permit("good");
     let (joining, outbox) = join(&logs, &stream, "newcomer");
     settle().await;
-    assert!(joining.is_decided(&outbox) && !joining.is_available(), "nobody waits for it");
+    assert!(joining.is_decided(&outbox) && !joining.is_available(), "a refused login is not retried yet");
     tokio::time::sleep(REFUSAL_TTL).await;
     let (good, _outbox) = join(&logs, &stream, "good");
     settle().await;
@@ -160,7 +160,7 @@ impl OpenUpstream for MaybeSilent {
 /// The client waits for something else first, and asks while another login is being tried, so no wait is registered for
 /// it yet.
 #[tokio::test(start_paused = true)]
-async fn a_client_that_came_when_nothing_was_to_be_waited_for_is_nudged_when_another_login_is_decided() {
+async fn a_client_that_did_not_have_to_wait_is_nudged_when_another_login_is_decided() {
     for silent in [false, true] {
         let logs = RetainedLogs::with_limits(Clock::start(), &EXCHANGE.into(), LIMITS);
         let stream = TestStream::default();
@@ -224,7 +224,7 @@ async fn a_stream_that_has_not_been_started_yet_is_asked_for_again_soon() {
         stream.starts_slowly(ReplyCode::NotFound, consumer);
         let (client, outbox) = join(&logs, &stream, "client");
         settle().await;
-        assert!(client.must_wait(&outbox), "nobody is told that nothing is retained");
+        assert!(client.must_wait(&outbox), "the stream may still start");
         tokio::time::sleep(Duration::from_secs(1)).await;
         assert!(client.is_available() && !client.must_wait(&outbox));
         assert_eq!(stream.asked().len(), 3);
