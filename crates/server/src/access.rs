@@ -32,7 +32,7 @@ pub(crate) struct AccessRecord {
     /// Messages that the client published.
     pub(crate) published: u64,
     pub(crate) received: u64,
-    /// Upstream connections of the client's channels, by address and number.
+    /// Upstream connections of the client's channels, each as address and number.
     pub(crate) upstreams: Vec<String>,
 }
 

@@ -19,11 +19,11 @@ pub enum Resource {
     Memory,
     /// Space on the disk of the data directory.
     Disk,
-    /// The room that its limits leave a spool.
+    /// The space of a spool, within its limits.
     Spool,
-    /// The room in a spool that the others leave a user.
+    /// A user's share of a spool.
     SpoolShare,
-    /// A spool that an operator empties.
+    /// A spool that an operator is draining.
     Draining,
 }
 
@@ -52,7 +52,8 @@ impl Alarms {
         self.raised.fetch_or(bit(resource), Ordering::Release) & bit(resource) == 0
     }
 
-    /// Clears the alarm for a resource; returns whether it was raised. Blocked connections continue once no alarm is left.
+    /// Clears the alarm for a resource; returns whether it was raised. Blocked connections continue once no alarm is
+    /// raised any more.
     pub fn clear(&self, resource: Resource) -> bool {
         let blocked = self.blocked.lock();
         let before = self.raised.fetch_and(!bit(resource), Ordering::Release);
@@ -77,11 +78,11 @@ impl Alarms {
 
     /// Whether any alarm is raised.
     #[inline]
-    pub(crate) fn stand(&self) -> bool {
+    pub(crate) fn any_raised(&self) -> bool {
         self.raised.load(Ordering::Acquire) != 0
     }
 
-    /// Registers a blocked connection, whose outbox is nudged when no alarm is left. Returns the registration
+    /// Registers a blocked connection, whose outbox is nudged when no alarm is raised any more. Returns the registration
     /// and the reason in RabbitMQ's words, or `None` if no alarm is raised now.
     pub(crate) fn block(self: &Arc<Self>, outbox: &Arc<Outbox>) -> Option<(Blocked, &'static str)> {
         let mut blocked = self.blocked.lock();
@@ -148,7 +149,7 @@ mod tests {
         assert!(!alarms.clear(Resource::Memory));
         assert!(alarms.is_raised(Resource::Disk) && !alarms.is_raised(Resource::Memory));
         assert!(alarms.clear(Resource::Disk));
-        assert!(!alarms.stand());
+        assert!(!alarms.any_raised());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! AMQP 0-9-1 clients.
 //!
-//! [`connection`] handles the handshake and channel 0; behind it is a [`session`]: the upstream pool's, or the
-//! embedded broker's ([`broker_session`]), whose channels are in [`channel`].
+//! [`connection`] handles the handshake and channel 0. Its [`session`] is the upstream pool's or the embedded broker's
+//! ([`broker_session`]), whose channels are in [`channel`].
 
 mod blocking;
 mod channel;

@@ -15,7 +15,7 @@ use crate::registry::OpenConnection;
 use crate::server::Shared;
 use crate::spool::PendingLogin;
 
-/// The backend that clients are joined to.
+/// The backend that serves clients.
 #[derive(Clone)]
 pub enum Backend {
     /// The broker in this process.
@@ -24,7 +24,7 @@ pub enum Backend {
     Upstream(Arc<proxy::Pool>),
 }
 
-/// The client that logs in.
+/// The client of a login.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LoginRequest {
     /// The connection's number.
@@ -46,7 +46,7 @@ pub(crate) enum LoginError {
     Refused {
         /// The text of the 403.
         text: String,
-        /// The reason, which only operators learn.
+        /// The reason for operators, which the client does not get.
         why: String,
     },
     /// The credentials could not be checked. 320 CONNECTION_FORCED if no upstream answers.
@@ -78,8 +78,8 @@ impl Backend {
         matches!(self, Self::Broker(_))
     }
 
-    /// Whether a verified client certificate can log a client in. An upstream would need the certificate itself
-    /// and a proof of possession that only the client can make, so there it works only if the pool has other
+    /// Whether a verified client certificate can be used to log in. An upstream would need the certificate itself, and a
+    /// proof of possession that only the client can make. So in front of an upstream it works only if the pool has other
     /// credentials for it.
     pub(crate) fn takes_external(&self) -> bool {
         match self {
@@ -88,7 +88,7 @@ impl Backend {
         }
     }
 
-    /// Whether the backend serves a client that has not sent anything yet; `None` if only [`Self::probe_endpoints`]
+    /// Whether the backend can serve a client that has not sent anything yet; `None` if only [`Self::probe_endpoints`]
     /// can find out.
     pub(crate) fn answers(&self) -> Option<bool> {
         match self {
@@ -105,7 +105,7 @@ impl Backend {
         }
     }
 
-    /// The release of RabbitMQ whose behaviour clients meet. An upstream that is not RabbitMQ counts as the older one.
+    /// The release of RabbitMQ whose behaviour clients get. An upstream that is not RabbitMQ counts as the older one.
     pub(crate) fn compatibility(&self) -> Compatibility {
         match self {
             Self::Broker(broker) => broker.compatibility(),
@@ -140,12 +140,12 @@ impl Backend {
         }
         match broker.log_in(attempt_of(credentials, client.peer)) {
             LoginAnswer::Now(validated) => Some(of_broker(mechanism, validated)),
-            // Nothing has been asked yet: that is for `Self::login`, which waits.
+            // Nothing has been asked yet; [`Self::login`] asks, and waits.
             LoginAnswer::Later(_) => None,
         }
     }
 
-    /// Checks credentials by asking the upstream, or whom the embedded broker has to ask.
+    /// Checks credentials, with the upstream or with the embedded broker's other auth backend if necessary.
     pub(crate) async fn login(
         &self,
         credentials: Credentials,
@@ -190,8 +190,8 @@ impl Backend {
         Ok(Box::new(session))
     }
 
-    /// Returns why an open connection is to be closed: its virtual host or its user has been deleted. A user whom another
-    /// auth backend has let in is not in the broker's list.
+    /// Returns a reason if an open connection has to be closed because its virtual host or its user was deleted. A user
+    /// authenticated by another auth backend is not in the broker's list.
     pub(crate) fn missing(&self, connection: &OpenConnection, user_is_external: bool) -> Option<String> {
         let Self::Broker(broker) = self else { return None };
         if broker.vhost(connection.vhost()).is_none() {
@@ -218,10 +218,10 @@ impl Backend {
         }
     }
 
-    /// Continues a client's session of another process, whose pool was in front of the same upstream.
+    /// Resumes a client's session of another process, whose pool was in front of the same upstream.
     ///
     /// # Errors
-    /// The broker's refusal, or 320 CONNECTION_FORCED when no broker can be asked for as long as an outage is waited out.
+    /// The upstream's refusal, or 320 CONNECTION_FORCED if none can be asked within the pool's timeout for outages.
     pub(crate) async fn resume_upstream(
         &self,
         session: (Credentials, proxy::SessionState),
@@ -245,7 +245,7 @@ pub(crate) fn info_of(client: LoginRequest) -> proxy::ClientInfo {
     proxy::ClientInfo { id: client.id, peer: client.peer.to_string() }
 }
 
-/// The client's end of a session of the pool, whose answers go to `outbox`.
+/// The client's side of a pool session, whose answers go to `outbox`.
 pub(crate) fn client_side(request: &OpenRequest, outbox: Arc<Outbox>) -> proxy::ClientSide {
     proxy::ClientSide {
         outbox,
@@ -255,7 +255,7 @@ pub(crate) fn client_side(request: &OpenRequest, outbox: Arc<Outbox>) -> proxy::
     }
 }
 
-/// Logs in the user that a verified certificate stands for. The client's own response is ignored, as in RabbitMQ.
+/// Logs in the user named by a verified certificate. As in RabbitMQ, the client's own response is ignored.
 fn login_external(
     broker: &Broker,
     credentials: &Credentials,

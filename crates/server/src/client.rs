@@ -1,4 +1,4 @@
-//! A client's connection, whatever protocol it speaks: what every one has, and how the server runs it.
+//! A client's connection of any protocol: the common state, and how the server runs it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,16 +16,16 @@ use crate::registry::{ClientSession, ConnectionEndpoints, OpenConnection, Regist
 use crate::server::{AcceptedConnection, Shared};
 use crate::websocket::FrameMapping;
 
-/// Time limit for the answers to a client's requests, its confirms among them, while the server drains.
+/// Time limit for the answers to a client's requests, including its confirms, during a drain.
 pub(crate) const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Bytes of a user's name that are logged: no user has a longer one, but an MQTT client can claim 64 KiB.
+/// Bytes of a user name that are logged. Users have no longer ones, but an MQTT client may send 64 KiB.
 const MAX_USER: usize = 255;
 
-/// Bytes of a reason that are logged: the names of a user and a virtual host, and the words around them.
+/// Bytes of a reason that are logged: enough for the names of a user and a virtual host, and the text around them.
 const MAX_REASON: usize = 640;
 
-/// The beginning of a text, of at most `most` bytes.
+/// The first bytes of a text, at most `most`.
 fn cut(text: &str, most: usize) -> &str {
     &text[..text.floor_char_boundary(most)]
 }
@@ -56,21 +56,21 @@ pub(crate) struct ConnectionCore {
     pub(crate) lease: ConnectionLease,
     /// The user name of the client's verified certificate.
     pub(crate) external: Option<Arc<str>>,
-    /// Another auth backend than the broker's own list has let the user in. Set by the login.
+    /// Whether another auth backend authenticated the user. Set by the login.
     pub(crate) user_is_external: bool,
-    /// Where the connection came from and to.
+    /// The addresses and the transport of the connection.
     pub(crate) arrival: ConnectionEndpoints,
     /// Deadline of the login, or of the end of the connection.
     pub(crate) deadline: Option<Instant>,
-    /// The client has used up its receive rate and is not read until then.
+    /// The client has exceeded its receive rate, and is not read until then.
     rested_until: Option<Instant>,
-    /// How the connection ended, and why, once known.
+    /// How and why the connection ended, once known.
     end: Option<(Ending, String)>,
     /// The access-log record, if there is an access log.
     pub(crate) record: Option<Box<AccessRecord>>,
-    /// The client depends on its connection to the upstream, and cannot continue in another process.
+    /// Whether the client depends on its upstream connection, and so cannot be handed over to another process.
     pub(crate) depends_on_upstream: bool,
-    /// The state with which another process continues, once it is to have the socket.
+    /// The state for the process that takes the connection over, once its socket can be handed over.
     pub(crate) departing: Option<Box<ConnectionState>>,
     /// The entry in the registry, once the connection is open.
     registered: Option<RegisteredConnection>,
@@ -99,31 +99,32 @@ impl ConnectionCore {
         }
     }
 
-    /// Records how the connection ends, unless that is known already.
+    /// Records how the connection ends, unless that has been recorded already.
     pub(crate) fn ends(&mut self, ending: Ending, reason: impl FnOnce() -> String) {
         self.end.get_or_insert_with(|| (ending, reason()));
     }
 
-    /// Whether it is known how the connection ends.
+    /// Whether it has been recorded how the connection ends.
     pub(crate) fn has_end(&self) -> bool {
         self.end.is_some()
     }
 
-    /// Notes the user that logs in, for the access log.
+    /// Sets the user, for the access log.
     pub(crate) fn logs_in(&mut self, user: &str) {
         if let Some(record) = &mut self.record {
             record.user = user.into();
         }
     }
 
-    /// Notes the virtual host that is opened, for the access log.
+    /// Sets the virtual host, for the access log.
     pub(crate) fn enters(&mut self, vhost: &str) {
         if let Some(record) = &mut self.record {
             record.vhost = vhost.into();
         }
     }
 
-    /// Counts and logs a refused login. `why` is for operators alone. Both may have what the client has sent, which is cut.
+    /// Counts and logs a refused login. `why` is for operators only. Both arguments may contain the client's input, and
+    /// are truncated.
     pub(crate) fn login_refused(&self, user: &str, why: &str) {
         self.shared.metrics.logins_refused.add(1);
         let (user, error) = (cut(user, MAX_USER), cut(why, MAX_REASON));
@@ -152,41 +153,41 @@ impl ConnectionCore {
         self.registered.as_ref().map(RegisteredConnection::connection)
     }
 
-    /// Whether the client may be handed over to another process: the state of TLS and of WebSocket is in this one.
+    /// Whether the client may be handed over to another process. With TLS or WebSocket it may not, since their state is
+    /// in this process.
     pub(crate) fn may_be_handed_over(&self) -> bool {
         let ConnectionEndpoints { tls, websocket, .. } = self.arrival;
         !tls && !websocket && !self.depends_on_upstream && self.shared.hands_over()
     }
 
-    /// Shows operators how many channels the client has in front of an upstream.
+    /// Publishes the client's number of channels in front of an upstream to operators' lists.
     pub(crate) fn set_upstream_channels(&self, count: usize) {
         if let Some(registered) = &self.registered {
             registered.connection().set_upstream_channels(count);
         }
     }
 
-    /// Why an operator has asked for the connection to be closed. Returned once.
+    /// The reason if an operator has closed the connection. Returned once.
     pub(crate) fn take_close_reason(&self) -> Option<Box<str>> {
         self.registered.as_ref().and_then(|registered| registered.connection().take_close_reason())
     }
 
-    /// The session as operators see it, while the connection is open.
+    /// The session's entry for operators, while the connection is open.
     pub(crate) fn session(&self) -> Option<&ClientSession> {
         self.registered.as_ref().and_then(|registered| registered.connection().session())
     }
 
-    /// Whether the client is slow to read: nothing is read from it until it has read some of its output.
+    /// Whether the client reads too slowly: it is not read until it has read some of its output.
     pub(crate) fn is_backlogged(&self) -> bool {
         self.outbox.backlog() >= self.shared.config.outbox_limit
     }
 
-    /// Whether the server drains and it is time for this client to leave.
+    /// Whether the server drains, and this client's time to leave has come.
     pub(crate) fn must_leave(&self) -> bool {
         self.shared.must_leave(self.id)
     }
 
-    /// Until when a client keeps its connection while the server drains, if nothing more is to be waited for before: at most
-    /// this long from the first call.
+    /// The time at which a client that still waits for answers has to leave during a drain: `limit` after the first call.
     pub(crate) fn settle_deadline(&mut self, now: Instant, limit: Duration) -> Instant {
         *self.deadline.get_or_insert(now + limit)
     }
@@ -196,8 +197,8 @@ impl ConnectionCore {
         self.deadline.is_some_and(|deadline| deadline <= now)
     }
 
-    /// Counts bytes that were taken. An open connection's bytes count against its receive rate; those of a login do not, for
-    /// they are bounded, and it must not wait for other clients' traffic.
+    /// Counts received bytes. After the login they count against the receive rate. Those of the login do not: they are
+    /// bounded, and a login must not wait because of other clients' traffic.
     fn received(&mut self, taken: usize, is_open: bool, now: Instant) {
         self.shared.metrics.bytes_received.add(taken as u64);
         if let Some(registered) = &self.registered {
@@ -212,7 +213,7 @@ impl ConnectionCore {
     }
 }
 
-/// A request to the backend, for whose answer a connection's task waits. Aborted when dropped.
+/// A request to the backend that a connection's task waits for. Aborted when dropped.
 pub(crate) struct BackendRequest<A> {
     task: JoinHandle<()>,
     /// Stored by the task before it nudges the outbox.
@@ -232,7 +233,7 @@ impl<A: Send + 'static> BackendRequest<A> {
         Self { task, answer }
     }
 
-    /// The answer, once it has come.
+    /// The answer, once it has arrived.
     pub(crate) fn take_answer(&self) -> Option<A> {
         self.answer.lock().take()
     }
@@ -244,7 +245,7 @@ impl<A> Drop for BackendRequest<A> {
     }
 }
 
-/// Nudges a connection's task when what its session waits for has come.
+/// Nudges a connection's task when something that its session waits for is done.
 pub(crate) struct OutboxWaiter(pub(crate) Arc<Outbox>);
 
 impl Waiter for OutboxWaiter {
@@ -253,9 +254,9 @@ impl Waiter for OutboxWaiter {
     }
 }
 
-/// A protocol's part of a client's connection. Its methods are called as those of [`Protocol`] are.
+/// A protocol's part of a client's connection. The methods are called like those of [`Protocol`].
 pub(crate) trait ProtocolState: Send + Sized + 'static {
-    /// How its bytes travel in WebSocket messages.
+    /// The mapping of its bytes to WebSocket messages.
     const CARRIAGE: FrameMapping;
 
     /// A connection that was accepted at `now` and has received nothing yet.
@@ -270,9 +271,9 @@ pub(crate) trait ProtocolState: Send + Sized + 'static {
     fn handle_nudge(&mut self, now: Instant);
     fn handle_capacity(&mut self, now: Instant);
     fn handle_written(&mut self, _now: Instant) {}
-    /// `is_unread` says that the client was not read for a while, so its silence means nothing.
+    /// `is_unread` says that the client has not been read for a while, so that its silence means nothing.
     fn handle_deadline(&mut self, now: Instant, is_unread: bool);
-    /// When [`Self::handle_deadline`] is to be called, if not at the core's deadline before that.
+    /// The time for [`Self::handle_deadline`], if that is not the core's deadline.
     fn next_deadline(&self) -> Option<Instant>;
     fn intent(&self) -> Intent;
     /// Ends the session if there still is one: the socket failed, or the peer stopped reading. If it [is still
@@ -284,17 +285,17 @@ pub(crate) trait ProtocolState: Send + Sized + 'static {
     }
 }
 
-/// The server's end of one client's connection, driven by [`transport::drive`].
+/// The server's side of a client's connection, driven by [`transport::drive`].
 pub(crate) struct ClientConnection<P: ProtocolState>(P);
 
 impl<P: ProtocolState> ClientConnection<P> {
-    /// Its output goes to `outbox`.
+    /// With its output in `outbox`.
     pub(crate) fn new(shared: &Arc<Shared>, accepted: AcceptedConnection, outbox: &Arc<Outbox>) -> Self {
         let since = accepted.since;
         Self(P::new(ConnectionCore::new(shared, accepted, outbox), since))
     }
 
-    /// One that was open before: `resume` creates its protocol's part.
+    /// For a connection handed over by another process. `resume` creates the protocol's part.
     pub(crate) fn resume(
         shared: &Arc<Shared>,
         accepted: AcceptedConnection,
@@ -304,7 +305,7 @@ impl<P: ProtocolState> ClientConnection<P> {
         Self(resume(ConnectionCore::new(shared, accepted, outbox)))
     }
 
-    /// Takes what another process has to know that continues with the client.
+    /// Takes the state for the process that takes the connection over.
     pub(crate) fn take_departing(&mut self) -> Option<ConnectionState> {
         self.0.core_mut().departing.take().map(|state| *state)
     }
@@ -334,7 +335,7 @@ impl<P: ProtocolState> ClientConnection<P> {
         self.0.core().end.as_ref().map(|(_, reason)| reason.as_str())
     }
 
-    /// How the connection ended, and why, as far as known.
+    /// How and why the connection ended, as far as known.
     pub(crate) fn ending(&self) -> (Ending, &str) {
         self.0.core().end.as_ref().map_or((Ending::Normal, ""), |(ending, reason)| (*ending, reason))
     }

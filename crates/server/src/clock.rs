@@ -1,26 +1,26 @@
-//! The clock of the broker's times, and its distance from the wall clock.
+//! The broker's clock, and its offset from the wall clock.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use broker::{Timestamp, WallOffset};
 
-/// The wall clock has been set if it has moved by more than this many milliseconds against the monotonic clock. Corrections by
-/// a changed speed (adjtime) move both.
+/// Milliseconds by which the wall clock has to move against the monotonic clock to count as set. Corrections of the speed
+/// (adjtime) move both.
 const MIN_STEP: u64 = 100;
 
-/// Both clocks are read within this time, or their distance is not known: the thread was not running in between.
+/// The maximum time between reading the two clocks. If it takes longer, the thread was not running in between, and the
+/// offset is unknown.
 const MAX_READING: Duration = Duration::from_millis(10);
 
-/// How many times they are read, until that succeeds.
+/// The number of attempts to read both.
 const READINGS: usize = 3;
 
-/// Milliseconds since 1970 that never go backwards, by a monotonic clock that begins with the wall clock's time.
+/// Milliseconds since 1970 that never go backwards: a monotonic clock that starts at the wall clock's time.
 ///
-/// It does not follow when the wall clock is set, or a message would expire early or late. On a data directory it continues
-/// where it was when the process before ended ([`Clock::resume`]), so that times that are stored there remain right, although
-/// the wall clock may have been wrong when that process started. Times that others read are the wall clock's
-/// ([`Clock::wall`]).
+/// The clock does not follow when the wall clock is set, since messages would then expire early or late. With a data
+/// directory it continues the previous process's clock ([`Clock::resume`]). So times that are stored there stay correct,
+/// even if the wall clock was wrong when that process started. Times for others are on the wall clock ([`Clock::wall`]).
 #[derive(Debug, Clone, Copy)]
 pub struct Clock {
     started: Instant,
@@ -36,15 +36,15 @@ struct Timeline {
     offset: WallOffset,
 }
 
-/// Of the process, which has one data directory at most.
+/// The process's timeline; a process has at most one data directory.
 static TIMELINE: Timeline = Timeline::new();
 
-/// A reading of a clock, as it is stored for the next process.
+/// A reading of a clock, stored for the next process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClockReading {
-    /// Milliseconds since 1970 by this clock.
+    /// Milliseconds since 1970 on this clock.
     pub time: Timestamp,
-    /// Milliseconds by which that was ahead of the wall clock.
+    /// Milliseconds by which `time` was ahead of the wall clock.
     pub ahead: i64,
 }
 
@@ -55,7 +55,7 @@ impl Timeline {
 }
 
 impl Clock {
-    /// Begins with the wall clock's time.
+    /// Starts at the wall clock's time.
     pub fn start() -> Self {
         Self::start_at(Instant::now(), wall_clock(), &TIMELINE)
     }
@@ -80,7 +80,7 @@ impl Clock {
         self.started_at_ms.saturating_add_signed(self.timeline.shift.load(Ordering::Relaxed))
     }
 
-    /// The wall clock's time at `now`, as of the last reading of it: no system call.
+    /// The wall clock's time at `now`, from its last reading, without a system call.
     pub fn wall(&self, now: Instant) -> Timestamp {
         self.wall_time(self.timestamp(now))
     }
@@ -90,16 +90,16 @@ impl Clock {
         self.timeline.offset.wall_time(time)
     }
 
-    /// The distance between the two, for a broker.
+    /// The offset between the two clocks, for a broker.
     pub fn wall_offset(&self) -> &'static WallOffset {
         &self.timeline.offset
     }
 
-    /// Continues where a clock was in an earlier process. To be called before any of the times matters.
+    /// Continues the clock of an earlier process. Must be called before the times are used.
     ///
-    /// `continued` is the clock's time now by the machine's monotonic clock, or `None` if the machine was restarted since the
-    /// reading. Then as much time has passed as on the wall clock, and none if that is behind it: it is wrong now, as on a
-    /// machine whose clock stops when it is off, or it was wrong before.
+    /// `continued` is that clock's time now, according to the machine's monotonic clock; `None` if the machine was
+    /// restarted since the reading. In that case the time since the reading is taken from the wall clock. If that is
+    /// behind the reading, it is or was wrong, as on a machine whose clock stops when it is off: then no time has passed.
     pub fn resume(&self, stored: ClockReading, continued: Option<Timestamp>) {
         self.resume_at(stored, continued, Instant::now(), wall_clock());
     }
@@ -117,8 +117,8 @@ impl Clock {
         ClockReading { time: self.timestamp(Instant::now()), ahead: self.timeline.offset.millis() }
     }
 
-    /// Reads the wall clock. Returns by how many milliseconds it has been set since the last time; after the machine was
-    /// suspended, how long that lasted.
+    /// Reads the wall clock. Returns the milliseconds by which it has been set since the last call or, after a suspension
+    /// of the machine, how long that lasted.
     pub fn observe_wall(&self) -> Option<i64> {
         for _ in 0..READINGS {
             let (before, wall, after) = (Instant::now(), wall_clock(), Instant::now());
@@ -145,7 +145,7 @@ fn wall_clock() -> Timestamp {
     Timestamp(u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX))
 }
 
-/// `one - other`, or the nearest number there is.
+/// `one - other`, saturating.
 fn difference(one: u64, other: u64) -> i64 {
     let magnitude = i64::try_from(one.abs_diff(other)).unwrap_or(i64::MAX);
     if one >= other { magnitude } else { -magnitude }
@@ -159,12 +159,12 @@ pub(crate) mod tests {
     /// The right time, in milliseconds.
     const NOON: u64 = 1_800_000_000_000;
 
-    /// A clock with a timeline of its own.
+    /// A clock with its own timeline.
     pub(crate) fn started_at(now: Instant, wall: u64) -> Clock {
         Clock::start_at(now, Timestamp(wall), Box::leak(Box::new(Timeline::new())))
     }
 
-    /// A clock that was started when the wall clock was off by this many milliseconds, which was then corrected.
+    /// A clock started while the wall clock was off by this many milliseconds, which has since been corrected.
     pub(crate) fn corrected(now: Instant, off: i64) -> Clock {
         let wall = clock_now();
         let clock = started_at(now, wall.saturating_add_signed(off));
@@ -205,7 +205,7 @@ pub(crate) mod tests {
         assert_eq!(clock.wall(now), Timestamp(NOON + MIN_STEP + 1));
     }
 
-    /// Each row: the wall clock's error when the first process starts, and after it was set.
+    /// Each row: the wall clock's error when the first process starts, and after the clock was set.
     #[test]
     fn the_next_process_continues_the_time_of_one_whose_wall_clock_was_set() {
         let rows: [(i64, i64); 4] = [(-2, 0), (2, 0), (0, -2), (-500_000, 0)];
@@ -234,7 +234,7 @@ pub(crate) mod tests {
     fn a_clock_continues_where_it_was_if_the_wall_clock_is_behind() {
         let now = Instant::now();
         let stored = ClockReading { time: Timestamp(NOON), ahead: 0 };
-        // A machine without a battery for its clock.
+        // A machine whose clock has no battery.
         let clock = started_at(now, 5_000);
         clock.resume_at(stored, None, after(now, 100), Timestamp(5_100));
         assert_eq!(clock.timestamp(after(now, 100)), Timestamp(NOON));
@@ -244,7 +244,7 @@ pub(crate) mod tests {
         assert_eq!(clock.wall(after(now, 300)), Timestamp(NOON + HOUR));
     }
 
-    /// Each row: the step of the wall clock between the last reading, or the kill behind it, and the next start.
+    /// Each row: how the wall clock was set between the last reading, or the kill after it, and the next start.
     #[test]
     fn a_step_that_no_process_has_seen_changes_nothing_while_the_machine_runs() {
         for step in [-2 * HOUR as i64, 0, 2 * HOUR as i64] {
@@ -261,7 +261,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_reading_that_makes_no_sense_does_no_harm() {
+    fn implausible_readings_are_ignored() {
         let now = Instant::now();
         for (time, ahead) in [(0, i64::MIN), (u64::MAX, 0), (0, i64::MAX), (u64::MAX, i64::MAX)] {
             let clock = started_at(now, NOON);

@@ -11,10 +11,10 @@
 //! - [`Alarms`]: make publishers wait when memory or disk runs short.
 //! - `mqtt`: MQTT clients of the embedded broker, and their sessions ([`MqttConfig`]).
 //! - `stomp`: STOMP clients of the embedded broker or the upstream.
-//! - [`Migration`]: the messages of all queues move to another broker, or from there.
-//! - `upstream`: what sessions of other protocols need in front of an upstream, as AMQP through the pool.
+//! - [`Migration`]: moves the messages of all queues to another broker, or from there.
+//! - `upstream`: sessions of other protocols in front of an upstream, as AMQP through the pool.
 //! - [`replace_private_file`]: small files in the data directory.
-//! - [`OpenConnection`]: a connection as operators see and close it.
+//! - [`OpenConnection`]: an open connection, for operators to inspect and close.
 //! - `amqp`: AMQP 0-9-1 clients: the connection ([`transport::Protocol`]) and its session on a backend.
 //!
 //! Invariants: a client that cannot be served ends alone, with its protocol's own error; no client's input is

@@ -1,5 +1,5 @@
-//! How much clients may take: connections, new connections per second, channels, and bytes per second; in
-//! total, per address (of IPv6: per [network](network_of)), and per user.
+//! Limits of clients' use: connections, new connections per second, channels, and bytes per second. Each is in total, per
+//! address (of IPv6: per [network](network_of)), and per user.
 //!
 //! [`Limits`] holds the limits, [`ConnectionCounter`] counts against them, and [`ConnectionLease`] is one connection's
 //! share of the counts. With [`Limits::alarm_only`] an excess is counted and logged as usual but allowed, which
@@ -149,7 +149,7 @@ struct Member {
     share: Arc<Share>,
 }
 
-/// The counts that connections update without the lock on [`Counts`].
+/// The counts that connections update without locking [`Counts`].
 #[derive(Debug)]
 struct Share {
     channels: AtomicUsize,
@@ -208,7 +208,7 @@ impl ConnectionCounter {
         Ok(ConnectionLease { counter: Arc::clone(self), ip, user: None, channels: 0 })
     }
 
-    /// Counts a connection that another process has admitted, whatever the limits.
+    /// Counts a connection that another process has admitted, regardless of the limits.
     pub(crate) fn resume(self: &Arc<Self>, ip: Option<IpAddr>) -> ConnectionLease {
         let mut counts = self.counts.lock();
         let ip = ip.map(network_of).map(|ip| (ip, self.count(&mut counts.by_ip, &ip, Scope::PerIp)));
@@ -265,7 +265,7 @@ impl ConnectionCounter {
         Ok(Some((ip, share)))
     }
 
-    /// Counts a connection without a look at the limits.
+    /// Counts a connection without checking the limits.
     fn count<K: Hash + Eq + Clone>(&self, members: &mut Members<K>, key: &K, scope: Scope) -> Arc<Share> {
         let (limits, now) = (self.limits(), Instant::now());
         let member = members.members.entry(key.clone()).or_insert_with(|| Member::new(&limits, scope, now));
@@ -303,8 +303,8 @@ impl ConnectionCounter {
 }
 
 impl ConnectionLease {
-    /// Counts the connection under its real address, which becomes known late if it came through a load
-    /// balancer: such a connection is entered without an address.
+    /// Counts the connection under its real address. Behind a load balancer that becomes known only later, and the
+    /// connection is entered without an address.
     ///
     /// # Errors
     /// Returns the limit that refuses a connection from that address.
@@ -329,14 +329,14 @@ impl ConnectionLease {
         Ok(())
     }
 
-    /// Counts the connection for the user that another process has let in, whatever the limits.
+    /// Counts the connection for a user that another process has admitted, regardless of the limits.
     pub(crate) fn resume(&mut self, user: &str) {
         let user: Arc<str> = user.into();
         let share = self.counter.count(&mut self.counter.counts.lock().by_user, &user, Scope::PerUser);
         self.user = Some((user, share));
     }
 
-    /// Counts the channels that another process has opened, whatever the limits.
+    /// Counts the channels that another process has opened, regardless of the limits.
     pub(crate) fn resume_channels(&mut self, count: usize) {
         for (_, share) in self.shares() {
             share.channels.fetch_add(count, Ordering::Relaxed);
@@ -388,7 +388,7 @@ impl ConnectionLease {
             let reached = LimitReached { what: Limited::ReceiveRate, scope, most };
             self.counter.exceed(reached).is_err().then_some(until)
         };
-        // Every scope is charged, whichever of them makes the client wait.
+        // All scopes are charged, even if one of them already makes the client wait.
         self.shares().filter_map(charge).fold(None, |latest, until| latest.max(Some(until)))
     }
 
@@ -434,8 +434,8 @@ impl<K: Hash + Eq> Members<K> {
         }
     }
 
-    /// Occasionally forgets all members that need not be remembered: strangers must not make the map grow. The
-    /// amortised cost per new member is that of one more lookup.
+    /// Occasionally forgets all members that need not be remembered, so that unknown clients cannot make the map grow.
+    /// The amortised cost per new member is one lookup.
     fn sweep(&mut self, limits: &Limits, scope: Scope, now: Instant) {
         if self.members.len() >= self.sweep_at {
             self.members.retain(|_, member| !member.is_forgettable(limits, scope, now));

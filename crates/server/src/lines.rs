@@ -1,7 +1,7 @@
-//! A thread that writes lines to standard error, a file or another stream, for others that never wait for it.
+//! A thread that writes lines to standard error, a file or another stream, for callers that never wait for it.
 //!
-//! A pipe that nobody reads, or a disk that hangs, holds up this thread alone: lines that do not fit in its queue are dropped
-//! and counted, and their number is written before the next line that can be.
+//! A pipe that nobody reads, or a disk that hangs, blocks this thread only. Lines that do not fit into its queue are
+//! dropped and counted, and their number is written before the next line that fits.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -23,7 +23,7 @@ pub enum LineTarget {
 }
 
 impl LineTarget {
-    /// Looks whether lines can be written here, and creates nothing.
+    /// Checks whether lines can be written here, without creating anything.
     ///
     /// # Errors
     /// The file cannot be opened, or its directory is missing.
@@ -47,7 +47,7 @@ pub trait LineReport: Send + 'static {
     /// The line that gives the number of lines that were dropped, with its line feed.
     fn dropped(&self, lines: u64) -> String;
 
-    /// Called when a write has failed that is not known to fail.
+    /// Called when a write fails for the first time since the last success.
     fn failed(&self, _: &io::Error) {}
 
     /// Called when writes succeed again.
@@ -81,9 +81,9 @@ struct WaitingLines {
     dropped: u64,
     /// Entries that have been queued since the start.
     queued: u64,
-    /// Entries that the thread is done with: they were written and flushed, or writing failed.
+    /// Entries that have been written and flushed, or whose writing has failed.
     flushed: u64,
-    /// Set when the thread is to end after the last entry. Later lines are not accepted.
+    /// Set when the thread has to end after the last entry. Later lines are not accepted.
     ending: bool,
     /// Set when the thread has ended.
     ended: bool,
@@ -102,11 +102,11 @@ const MAX_WAITING: usize = 4 << 20;
 /// Bytes of memory that an entry takes in addition to its text.
 const ENTRY_OVERHEAD: usize = 64;
 
-/// Most time that the ends of a process's logs take together when nothing can be written.
+/// The maximum time that ending all of a process's logs takes when nothing can be written.
 pub const LAST_LINES_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl LineQueue {
-    /// Queues a line, which ends in a line feed, or drops and counts it if too much waits already. Never waits for a write.
+    /// Queues a line, which ends in a line feed; drops and counts it if too much is queued. Never waits for a write.
     pub fn write(&self, line: impl Into<Box<[u8]>>) {
         let line = line.into();
         let mut waiting = self.waiting.lock();
@@ -124,8 +124,8 @@ impl LineQueue {
         self.arrived.notify_one();
     }
 
-    /// Waits until all lines so far are written, but at most as long as `timeout`. Returns whether they are. Lines that others
-    /// queue meanwhile are not waited for.
+    /// Waits until all lines so far are written, for at most `timeout`. Returns whether they are. Does not wait for lines
+    /// queued meanwhile.
     pub fn flush(&self, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
         let mut waiting = self.waiting.lock();
@@ -147,7 +147,7 @@ impl LineQueue {
         self.arrived.notify_one();
     }
 
-    /// For the thread: waits for entries, and returns their number. `None` if it is to end.
+    /// For the thread: waits for entries, and returns their number. `None` if the thread has to end.
     fn wait(&self) -> Option<usize> {
         let mut waiting = self.waiting.lock();
         while waiting.entries.is_empty() && !waiting.ending {
@@ -156,7 +156,7 @@ impl LineQueue {
         Some(waiting.entries.len()).filter(|count| *count > 0)
     }
 
-    /// For the thread: as many entries as this are written and flushed.
+    /// For the thread: records that this many entries are written and flushed.
     fn count_flushed(&self, entries: usize) {
         self.waiting.lock().flushed += entries as u64;
         self.written.notify_all();
@@ -195,7 +195,7 @@ impl LineWriter {
     /// Fails if the file cannot be opened or the thread cannot be started.
     pub fn start(name: &str, target: LineTarget, report: impl LineReport) -> io::Result<Self> {
         match target {
-            // Each write locks it, so that its line is not mixed with others.
+            // Each write locks the stream, so that a line is not mixed with others.
             LineTarget::Stderr => Self::start_on(name, io::stderr(), report),
             LineTarget::File(path) => Self::spawn(name, Sink::File(open(&path)?, path), Box::new(report)),
         }
@@ -225,14 +225,14 @@ impl LineWriter {
         &self.queue
     }
 
-    /// Reopens the file after it was renamed. Lines that wait are written to the old one.
+    /// Reopens the file after it was renamed. Lines queued so far are written to the old one.
     pub fn reopen(&self) {
         self.queue.reopen();
     }
 
-    /// Ends the thread once all lines so far are written, and waits for that as long as `timeout`, of which it returns what is
-    /// left: a thread that is stuck in a write is left behind. A process has to call this before it exits: others may still
-    /// hold the writer then. Later lines are lost.
+    /// Ends the thread once all lines so far are written. Waits for that for at most `timeout`, and returns what is left
+    /// of it; a thread that is blocked in a write is abandoned. A process has to call this before it exits, since others
+    /// may still hold the writer then. Later lines are lost.
     pub fn end(&self, timeout: Duration) -> Duration {
         let Some(thread) = self.thread.lock().take() else { return timeout };
         let deadline = Instant::now() + timeout;
@@ -295,7 +295,7 @@ struct WritingThread {
     sink: Sink,
     queue: Arc<LineQueue>,
     report: Box<dyn LineReport>,
-    /// A write failure has been reported; reported again only after a success.
+    /// Whether a write failure has been reported; another is reported only after a success.
     failing: bool,
 }
 
@@ -303,7 +303,7 @@ impl WritingThread {
     fn run(mut self) {
         while let Some(count) = self.queue.wait() {
             let mut result = Ok(());
-            // Writes the lines that wait before it flushes, but not those that come meanwhile: there may be no end of them.
+            // Writes the lines queued so far before it flushes, but not later ones: they may never end.
             for _ in 0..count {
                 let Some(entry) = self.queue.take() else { break };
                 let outcome = match entry {
@@ -312,7 +312,7 @@ impl WritingThread {
                     }
                     LineEntry::Reopen => self.sink.reopen(),
                 };
-                // After lines that did not fit while this one was written.
+                // Follows lines that were dropped while this one was written.
                 result = result.and(outcome).and(self.write_dropped());
             }
             self.settle(result);
@@ -350,7 +350,7 @@ impl WritingThread {
 
 impl Drop for WritingThread {
     fn drop(&mut self) {
-        // Also after a panic, so that nobody waits for this thread.
+        // Also after a panic, so that no caller waits for this thread.
         self.queue.waiting.lock().ended = true;
         self.queue.written.notify_all();
     }

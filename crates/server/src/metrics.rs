@@ -19,9 +19,9 @@ counters! {
     connections_opened,
     /// Connections that have ended.
     connections_closed,
-    /// Connections whose client has left for another process, or was to.
+    /// Connections handed over to another process, or that were to be.
     connections_handed_over,
-    /// Connections whose client has come from another process.
+    /// Connections taken over from another process.
     connections_resumed,
     /// Connections turned away by a limit.
     connections_refused,

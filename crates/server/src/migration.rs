@@ -1,21 +1,21 @@
-//! Moving out, and the way in: the messages of this broker's queues move to another broker's queues of the same names, or from
-//! there to here, while clients continue.
+//! Migration: moves the messages of this broker's queues to another broker's queues of the same names, or from there to
+//! here, while clients continue.
 //!
-//! - [`window`]: how many messages are in flight, in order. Sans-IO.
-//! - [`origin`]: headers with what a message loses by its move.
-//! - [`run`]: the turns of a conversation with the other broker about one queue.
-//! - [`outgoing`]: one queue's messages on their way there.
-//! - [`exchanges`]: those that the messages leave by, on record and deleted.
-//! - [`incoming`]: one queue's messages on their way here.
-//! - [`counting`]: how many messages queues have there.
-//! - [`keeping`]: queues that expire there are used.
-//! - [`progress`]: how each queue stands.
+//! - [`window`]: the messages in flight, in order. Sans-IO.
+//! - [`origin`]: headers with the data that a message loses when it moves.
+//! - [`run`]: the turns of a dialogue with the other broker about one queue.
+//! - [`outgoing`]: moves a queue's messages there.
+//! - [`exchanges`]: records and deletes the exchanges that they leave through.
+//! - [`incoming`]: moves a queue's messages here.
+//! - [`counting`]: counts the messages of queues there.
+//! - [`keeping`]: keeps queues there from expiring.
+//! - [`progress`]: the state of each queue.
 //!
-//! Invariants: a message leaves the disk of the one broker only when the other has confirmed it; messages of a queue keep their
-//! order; a message that the other broker refuses stays where it is, with those behind it. Nothing about single messages is
-//! remembered: after a crash of either side, the messages that were in flight are moved again.
+//! Invariants: a message is removed from one broker's disk only when the other has confirmed it. Messages of a queue keep
+//! their order. A message that the other broker refuses stays where it is, with all later ones. No state about single
+//! messages is kept: after a crash of either side, the messages in flight are moved again.
 //!
-//! Out of scope: definitions (`leveret ctl migrate` copies them), and the process's change to a pool.
+//! Out of scope: definitions (`leveret ctl migrate` copies them), and turning the process into a pool.
 
 mod counting;
 mod exchanges;
@@ -55,19 +55,19 @@ use crate::upstream::multiplexing::{PoolUpstream, UpstreamLogin};
 /// Queues that move at a time. Each has some MiB in flight, and a channel there.
 const AT_ONCE: usize = 16;
 
-/// Pause between two looks at all queues; it is longer if the looks take long.
+/// The minimum pause between two surveys of all queues; it is longer if surveys take long.
 const MIN_SURVEY_PAUSE: Duration = Duration::from_millis(100);
-/// The longest one, however many queues there are: new messages wait for it.
+/// The maximum pause, however many queues there are: new messages wait for it.
 const MAX_SURVEY_PAUSE: Duration = Duration::from_secs(2);
-/// A look takes at most this share of the time, if that is not longer.
+/// The pause is this many times as long as a survey, within these limits.
 const SURVEY_SHARE: u32 = 10;
 
-/// The time that looks at queues take, by which the pause between them is measured. Waits are none of it.
+/// Measures the time that surveys take, without waits, and derives the pause between them.
 #[derive(Default)]
 struct SurveyPause(Duration);
 
 impl SurveyPause {
-    /// Looks at queues.
+    /// Runs a part of a survey.
     fn look<T>(&mut self, look: impl FnOnce() -> T) -> T {
         let begun = transport::now();
         let found = look();
@@ -75,13 +75,13 @@ impl SurveyPause {
         found
     }
 
-    /// The pause after the looks since the last one.
+    /// The pause after the survey.
     fn take(&mut self) -> Duration {
         (mem::take(&mut self.0) * SURVEY_SHARE).clamp(MIN_SURVEY_PAUSE, MAX_SURVEY_PAUSE)
     }
 }
 
-/// Whether messages leave this broker or come to it.
+/// The direction of a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MoveDirection {
     /// To the other broker.
@@ -90,47 +90,47 @@ pub enum MoveDirection {
     In,
 }
 
-/// A move, and the login for it.
+/// The settings of a migration, with its login.
 pub struct MigrationConfig {
     /// Whether messages leave, or come.
     pub direction: MoveDirection,
-    /// Nothing comes while one of them stands.
+    /// No messages are fetched while one of them is raised.
     pub alarms: Arc<Alarms>,
     /// Connections to the other broker.
     pub pool: Arc<Pool>,
-    /// A login there with all permissions in all virtual hosts.
+    /// A user there with all permissions in all virtual hosts.
     pub user: String,
     /// The password of `user` there.
     pub password: String,
-    /// The virtual hosts that take part; `None` for all.
+    /// The virtual hosts to migrate; `None` for all.
     pub vhosts: Option<Vec<String>>,
-    /// Queues, by virtual host and name, whose messages stay.
+    /// Queues, by virtual host and name, whose messages are not moved.
     pub skipped: Vec<(String, String)>,
-    /// A text that tells this broker's messages apart from those of others, for their ids.
+    /// A text that distinguishes this broker's messages from other brokers', for their ids.
     pub broker_id: String,
-    /// The exchanges that may be at the other broker, on disk.
+    /// The record of exchanges that may exist at the other broker.
     pub exchanges: ExchangeRecord,
 }
 
-/// A move of all queues, until it is stopped.
+/// A migration of all queues, until it is stopped.
 pub struct Migration {
     context: Arc<MoveContext>,
     pool: Arc<Pool>,
-    /// Set once it has begun.
+    /// Set once it has started.
     task: Mutex<Option<JoinHandle<()>>>,
 }
 
 type ConnectTarget = dyn Fn(&str, bool) -> TargetConnectFuture + Send + Sync;
 type TargetConnectFuture = Pin<Box<dyn Future<Output = Result<AmqpClient, OpenError>> + Send>>;
 
-/// The part that all queues' moves share.
+/// The state shared by all queues' runs.
 struct MoveContext {
     broker: Arc<Broker>,
     clock: Clock,
     direction: MoveDirection,
     /// As in [`MigrationConfig`].
     alarms: Arc<Alarms>,
-    /// Opens a connection to the other broker, in a virtual host, which is shared with nobody if the flag is set.
+    /// Opens a connection to the other broker, in a virtual host; not shared with other runs if the flag is set.
     connect: Box<ConnectTarget>,
     /// The user of these connections.
     user: String,
@@ -141,15 +141,15 @@ struct MoveContext {
     exchanges: ExchangeRecord,
     progress: ProgressTable,
     permits: Arc<Semaphore>,
-    /// Ends the pause before the next look.
+    /// Ends the pause before the next survey.
     retried: Notify,
-    /// Set when no further message is to move.
+    /// Set when the migration is stopped: no further message is moved.
     is_stopped: AtomicBool,
-    /// Set once the other broker has taken a message with another user's user_id.
+    /// Set once the other broker has accepted a message with another user's user_id.
     may_impersonate: AtomicBool,
 }
 
-/// A queue that moves.
+/// A queue with a run in progress.
 struct MovingQueue {
     context: Arc<MoveContext>,
     vhost: Arc<VirtualHost>,
@@ -158,7 +158,7 @@ struct MovingQueue {
 }
 
 impl Migration {
-    /// A move of messages of all queues but exclusive ones, which does not [`begin`](Self::begin) by itself.
+    /// A migration of all queues except exclusive ones, which has to be [started](Self::begin).
     pub fn new(broker: Arc<Broker>, clock: Clock, config: MigrationConfig) -> Arc<Self> {
         let MigrationConfig {
             direction,
@@ -206,7 +206,7 @@ impl Migration {
         self.task.lock().get_or_insert_with(|| tokio::spawn(context.move_all()));
     }
 
-    /// Whether messages leave this broker, or come to it.
+    /// The direction of the migration.
     pub fn direction(&self) -> MoveDirection {
         self.context.direction
     }
@@ -214,7 +214,7 @@ impl Migration {
     /// Checks the login at the other broker in every virtual host.
     ///
     /// # Errors
-    /// It is refused in one, or nobody answers there.
+    /// The login is refused in one of them, or the other broker is unreachable.
     pub async fn check_logins(&self) -> Result<(), MoveLoginError> {
         for vhost in self.context.vhosts() {
             run::close(self.context.connect(vhost.name(), false).await?).await;
@@ -222,18 +222,18 @@ impl Migration {
         Ok(())
     }
 
-    /// Deletes the exchanges that a crash in the middle of an earlier move has left at the other broker, as far as it answers.
-    /// To be called before [`Self::begin`].
+    /// Deletes the exchanges that a crash during an earlier migration has left at the other broker, as far as it answers.
+    /// Must precede [`Self::begin`].
     pub async fn delete_left_exchanges(&self) {
         exchanges::delete_left(&self.context).await;
     }
 
-    /// The queues that have had messages since the start, in order. `ready` and `unacked` are those of this moment.
+    /// The queues that have had messages since the start, in order. `ready` and `unacked` are current.
     pub fn queues(&self) -> Vec<MovedQueue> {
         self.context.progress.all(&self.context.broker)
     }
 
-    /// Whether nothing is left to move at this moment but what clients hold: here, or, on the way in, there.
+    /// Whether nothing but unacknowledged messages is left to move now: here, or for an incoming migration, there.
     pub fn is_done(&self) -> bool {
         let Self { context, .. } = self;
         context.queues().iter().all(|(vhost, queue)| match context.direction {
@@ -242,41 +242,42 @@ impl Migration {
         })
     }
 
-    /// Tries again at once what the other broker has refused.
+    /// Tries messages again at once that the other broker has refused.
     pub fn retry(&self) {
         self.context.progress.retry();
         self.context.retried.notify_one();
     }
 
-    /// Messages of this broker that have not moved, those that clients hold included.
+    /// Messages of this broker that have not moved, including unacknowledged ones.
     pub fn messages_left(&self) -> u64 {
         let queues = self.context.queues();
         queues.iter().map(|(_, queue)| queue.message_count() + queue.unacked_count()).sum()
     }
 
-    /// The ready messages among them, which can move now.
+    /// The ready messages among them, which can be moved now.
     pub fn ready_left(&self) -> u64 {
         self.context.queues().iter().map(|(_, queue)| queue.message_count()).sum()
     }
 
-    /// Asks how many messages the queues that have moved have at the other broker.
+    /// Counts the messages of migrated queues at the other broker.
     ///
     /// # Errors
-    /// It cannot be asked.
+    /// The other broker is unreachable.
     pub async fn count_target_messages(&self) -> Result<(), MoveLoginError> {
         counting::count(&self.context).await
     }
 
-    /// Lets messages in flight be answered; no other moves from then on.
+    /// Waits for the answers to messages in flight; no further message is moved.
     pub async fn stop(&self) {
         self.context.is_stopped.store(true, Ordering::Release);
-        // Every move holds a permit, and ends soon.
+        // Every run holds a permit, and ends soon.
         let all = self.context.permits.acquire_many(AT_ONCE as u32).await;
         if let Some(task) = self.task.lock().take() {
             task.abort();
         }
         drop(all);
-        // Past the limit, exchanges that lead to one queue each are left there until the next move or restart.
+        // After the limit, the exchanges are left there until the next migration or restart; each routes to one queue
+        // only.
         if self.context.direction == MoveDirection::Out {
             let _ = tokio::time::timeout(run::CLOSE_TIMEOUT, exchanges::delete_own(&self.context)).await;
         }
@@ -284,13 +285,13 @@ impl Migration {
     }
 }
 
-/// Why there is no session at the other broker.
+/// The reason why there is no session at the other broker.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum MoveLoginError {
-    /// It refuses the login or the virtual host.
+    /// The other broker refuses the login or the virtual host.
     #[error("other broker refused the login: {0}")]
     Refused(String),
-    /// Nobody answers there, or not now.
+    /// The other broker is unreachable, or does not answer now.
     #[error("other broker not responding: {0}")]
     Unreachable(String),
 }
@@ -304,8 +305,8 @@ impl From<OpenError> for MoveLoginError {
     }
 }
 
-/// Whether a queue's messages may move: exclusive ones belong to a connection here, and queues that a broker has named cannot
-/// be made at another.
+/// Whether a queue's messages may move. Exclusive queues belong to a connection here, and server-named queues cannot be
+/// declared at another broker.
 fn may_move(queue: &Queue) -> bool {
     queue.properties().owner.is_none() && !queue.name().starts_with("amq.")
 }
@@ -350,7 +351,7 @@ impl MoveContext {
         self.is_stopped.load(Ordering::Acquire)
     }
 
-    /// Moves messages, and keeps queues at the other broker that would expire, until the move is stopped.
+    /// Moves messages, and keeps queues at the other broker from expiring, until the migration is stopped.
     async fn move_all(self: Arc<Self>) {
         match self.direction {
             MoveDirection::Out => _ = tokio::join!(self.start_moves(), keeping::keep(&self)),
@@ -358,7 +359,7 @@ impl MoveContext {
         }
     }
 
-    /// Starts a task for each queue that has something to move and may be tried, again and again.
+    /// Repeatedly starts a run for each queue that has something to move and is due.
     async fn start_moves(self: &Arc<Self>) {
         let mut pause = SurveyPause::default();
         while !self.is_stopped() {
@@ -374,10 +375,10 @@ impl MoveContext {
                         self.start_move(&vhost, Arc::clone(queue)).await;
                     }
                 }
-                // Others have their turns between the virtual hosts.
+                // Other tasks have their turns between the virtual hosts.
                 tokio::task::yield_now().await;
             }
-            // A retry may come at any time.
+            // A retry may be requested at any time.
             let _ = tokio::time::timeout(pause.take(), self.retried.notified()).await;
         }
     }
@@ -387,11 +388,11 @@ impl MoveContext {
         if self.direction == MoveDirection::Out {
             let new = queues.iter().filter(|queue| !self.progress.is_known(vhost, queue));
             let names = new.map(|queue| exchange_for(&self.broker_id, queue.name())).collect();
-            self.exchanges.will_make(vhost.name(), names).await;
+            self.exchanges.record_new(vhost.name(), names).await;
         }
     }
 
-    /// Whether anything may have to move: only the other broker knows what is there.
+    /// Whether the queue may have messages to move. For an incoming migration only the other broker knows.
     fn is_wanted(&self, queue: &Queue) -> bool {
         self.direction == MoveDirection::In || queue.message_count() > 0
     }

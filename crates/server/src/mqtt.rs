@@ -1,26 +1,27 @@
 //! MQTT clients, as with RabbitMQ's plugin: subscriptions are queues bound to a topic exchange, so that MQTT and AMQP
 //! clients can exchange messages.
 //!
-//! - [`connection`]: one connection between its socket and [`mqtt::server`]. [`login`]: its CONNECT; [`admission`]: the way
-//!   from there to its session; [`session`]: that as the connection sees it;
-//!   [`session_ownership`]: which connection has each session; [`late_input`]: what one that has lost it still reads.
-//! - [`message`]: maps MQTT messages to AMQP messages, and back; [`native`]: as RabbitMQ 4 does. [`subscriptions`]: finds those
-//!   that a message belongs to, by a [`filter_index`]. [`on_demand`]: what few sessions need takes no memory of the others.
+//! - [`connection`]: one connection between its socket and [`mqtt::server`]. [`login`]: its CONNECT; [`admission`]: from
+//!   CONNECT to its session; [`session`]: the session's interface; [`session_ownership`]: the owner of each session;
+//!   [`late_input`]: the remaining input of a connection that has lost its session.
+//! - [`message`]: maps MQTT messages to AMQP messages, and back; [`native`]: as RabbitMQ 4 does. [`subscriptions`]: finds
+//!   the subscriptions that a message matches, with a [`filter_index`]. [`on_demand`]: parts that are allocated for few
+//!   sessions.
 //! - [`upstream`]: sessions in front of an upstream.
 //!
 //! Sessions on the embedded broker:
 //! - [`broker_admission`]; [`client`]: a client's state on the broker; [`subscribing`], [`delivering`], [`pending_delivery`],
 //!   [`inbox`], [`waiting`].
-//! - [`hub`]: the sessions of all clients; [`detached`]: a detached session. [`merging`]: upgrades sessions that
-//!   earlier versions stored. [`found_queues`]: queues that are there without a session.
-//! - [`in_flight`]: the records of messages of QoS 2 to clients.
-//! - [`retained`]: retained messages, and [`pending_retained`]: those pending for a client. [`received`]: messages of QoS 2
+//! - [`hub`]: the sessions of all clients; [`detached`]: a detached session. [`merging`]: upgrades sessions that earlier
+//!   versions stored. [`found_queues`]: queues that exist without a session.
+//! - [`in_flight`]: the records of QoS 2 messages to clients.
+//! - [`retained`]: retained messages, and [`pending_retained`]: those pending for a client. [`received`]: QoS 2 messages
 //!   that clients have not released.
-//! - [`missing_exchange`]: what the log says of an exchange that is not there.
+//! - [`missing_exchange`]: logs that `mqtt_exchange` is missing.
 //! - [`error`]: the errors of restoring sessions and of wills.
 //!
-//! Invariants: an acknowledgement is sent once everything it promises is on disk; messages for a client wait in
-//! its queue, and here only up to a limit.
+//! Invariants: an acknowledgement is sent once everything that it promises is on disk. Messages for a client wait in its
+//! queue, and in memory here only up to a limit.
 
 mod admission;
 mod broker_admission;
@@ -86,15 +87,15 @@ use crate::server::Shared;
 /// Settings for MQTT clients.
 #[derive(Debug, Clone)]
 pub struct MqttConfig {
-    /// The virtual hosts of clients that name none.
+    /// The choice of a client's virtual host.
     pub vhosts: MqttVhosts,
-    /// The user that clients without a user name act as; `None` refuses them.
+    /// The user of clients without a user name; `None` refuses them.
     pub anonymous_user: Option<String>,
-    /// The exchange, of type topic, that clients' messages are published to and their queues are bound to.
+    /// The topic exchange that clients' messages are published to and their queues are bound to.
     pub exchange: Arc<str>,
-    /// The type of the durable queues of sessions in front of an upstream: classic or quorum.
+    /// The type of sessions' durable queues in front of an upstream: classic or quorum.
     pub durable_queue_type: QueueKind,
-    /// Bytes of the messages that wait for a live client; above them those of QoS 0 are dropped, the oldest first.
+    /// The limit, in bytes, of messages that wait for a live client. Above it the oldest QoS 0 messages are dropped.
     pub queue_max: u64,
     /// Limits and supported features.
     pub settings: Arc<MqttSettings>,
@@ -124,7 +125,7 @@ impl MqttConfig {
     }
 }
 
-/// The sessions of all MQTT clients.
+/// The sessions of all MQTT clients, on either backend.
 #[derive(Clone)]
 pub(crate) enum MqttBackend {
     /// On the embedded broker.

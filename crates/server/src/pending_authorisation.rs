@@ -1,4 +1,4 @@
-//! The wait of a session for what its user's auth backend says about an operation.
+//! A session's wait for its user's auth backend to decide about an operation.
 
 use std::sync::Arc;
 
@@ -7,24 +7,24 @@ use transport::Outbox;
 
 use crate::client::BackendRequest;
 
-/// The question of a session to the auth backend of its user, if one is open.
+/// A session's question to its user's auth backend, if one is open.
 ///
-/// An operation whose permission has not been asked for yet fails, and has changed nothing. The session then discards that
-/// outcome, reads nothing from its client until the answer is there, and repeats the operation.
+/// An operation whose permission has not been asked for yet fails, and changes nothing. The session then discards that
+/// outcome, stops reading its client until there is an answer, and repeats the operation.
 #[derive(Default)]
 pub(crate) struct PendingAuthorisation {
     /// Set by [`Self::ask`], cleared by [`Self::take_answered`].
     request: Option<BackendRequest<()>>,
-    /// An operation has failed, perhaps since it is yet to be asked about, and is not over.
+    /// Whether an operation has failed, perhaps because it has to be asked about first, and is not over.
     has_failed: bool,
 }
 
 impl PendingAuthorisation {
     /// Called when an operation has failed; `is_unasked` if that is because its permission has not been asked for yet.
-    /// Returns whether its outcome is to be discarded, since the auth backend is now asked; the outbox is nudged when it has
-    /// answered.
+    /// Returns whether the outcome has to be discarded because the auth backend is now being asked. The outbox is nudged
+    /// when it has answered.
     pub(crate) fn ask(&mut self, is_unasked: bool, identity: &Identity, outbox: &Arc<Outbox>) -> bool {
-        // A question that it has left is of no use if it has failed for another reason.
+        // Questions that the operation has left are useless if it has failed for another reason.
         self.has_failed = true;
         let Some(question) = Some(identity).filter(|_| is_unasked).and_then(Identity::take_authz_request)
         else {
@@ -34,7 +34,7 @@ impl PendingAuthorisation {
         true
     }
 
-    /// Called when an operation is over, whatever came of it.
+    /// Called when an operation is over, whatever its outcome.
     #[inline]
     pub(crate) fn over(&mut self, identity: &Identity) {
         if std::mem::take(&mut self.has_failed) {
@@ -48,7 +48,7 @@ impl PendingAuthorisation {
         self.request.is_some()
     }
 
-    /// Called after a nudge. Returns true once after each question, when the operation is to be repeated.
+    /// Called after a nudge. Returns true once per question, when the operation has to be repeated.
     pub(crate) fn take_answered(&mut self) -> bool {
         let is_answered = self.request.as_ref().is_some_and(|request| request.take_answer().is_some());
         if is_answered {

@@ -19,13 +19,13 @@ pub struct Preface {
     pub tls: Option<Arc<ServerTls>>,
 }
 
-/// Peers that are trusted to send headers of the PROXY protocol. Every connection of theirs begins with a
-/// header; a connection of any other peer never does.
+/// Peers that are trusted to send headers of the PROXY protocol. Each of their connections starts with a header;
+/// connections of other peers never do.
 #[derive(Debug, Clone)]
 pub struct TrustedProxies {
     /// The protocol versions that they use.
     pub accepted: AcceptedVersions,
-    /// The ranges that their addresses are in; those of a header do not matter.
+    /// The ranges of the proxies' own addresses; addresses in a header do not matter.
     pub networks: Vec<Network>,
     /// Whether clients of Unix sockets are trusted too.
     pub unix: bool,
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_header_is_taken_and_nothing_behind_it() {
+    async fn a_header_is_consumed_and_no_bytes_after_it() {
         let (peer, mut stream) = sent(b"PROXY TCP4 192.0.2.1 192.0.2.2 1 2\r\nAMQP").await;
         assert_eq!(peer.unwrap(), Peer::Ip("192.0.2.1:1".parse().unwrap()));
         let mut rest = Vec::new();
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_proxy_that_speaks_for_itself_is_the_peer() {
+    async fn a_header_without_addresses_leaves_the_sockets_peer() {
         assert_eq!(sent(b"PROXY UNKNOWN\r\n").await.0.unwrap(), Peer::Unix);
     }
 

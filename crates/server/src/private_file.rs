@@ -1,20 +1,20 @@
-//! Small files of this process in its data directory, which nobody but its user may read.
+//! Small files in the data directory that only this process's user may read.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
-/// Only the user of the process may read and write them.
+/// Readable and writable by the process's user only.
 pub(crate) const MODE: u32 = 0o600;
 
-/// Replaces a file, or creates it. After a crash it is the old one or the new one; on return it is the new one.
+/// Replaces or creates a file. After a crash it is the old one or the new one; on return it is the new one.
 ///
 /// # Errors
-/// Those of the file system. The file is the old one, or the new one that may not be on disk yet.
+/// File system errors. The file is then the old one, or a new one that may not be on disk yet.
 pub fn replace_private_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let new = path.with_extension("new");
-    // A file that is there already would have an owner and a mode of its own.
+    // An existing file could have another owner and mode.
     remove_private_file(&new)?;
     let mut file = OpenOptions::new().write(true).create_new(true).mode(MODE).open(&new)?;
     file.write_all(bytes)?;
@@ -32,7 +32,7 @@ pub(crate) fn remove_private_file(path: &Path) -> io::Result<()> {
     }
 }
 
-/// A file that was created, renamed or removed is so on disk once its directory is.
+/// Creating, renaming or removing a file is durable only once its directory is synced.
 pub(crate) fn sync_dir(path: &Path) -> io::Result<()> {
     File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
 }

@@ -47,22 +47,22 @@ pub struct OpenConnection {
     received: AtomicU64,
     /// Sorted by number. Most connections have one channel, for which a tree would take more memory.
     channels: Mutex<Vec<Arc<OpenChannel>>, { Rank::Leaf as u8 }>,
-    /// Channels in front of an upstream, of which no more is known here; 0 on the embedded broker.
+    /// Channels in front of an upstream, whose state is not known here; 0 on the embedded broker.
     upstream_channels: AtomicU16,
     outbox: Arc<Outbox>,
     byte_rates: ByteRates,
     flow: FlowMark,
-    /// Set while an alarm keeps its publishes from being read.
+    /// Set while an alarm blocks its publishes.
     is_blocked: AtomicBool,
     asked_to_close: AtomicBool,
     close_reason: Mutex<Option<Box<str>>, { Rank::Leaf as u8 }>,
 }
 
-/// The two ends of a connection and how it was made.
+/// The addresses of a connection, and its transport.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ConnectionEndpoints {
     pub(crate) peer: Peer,
-    /// The server's end; `None` for a Unix socket.
+    /// The server's address; `None` for a Unix socket.
     pub(crate) local: Option<SocketAddr>,
     pub(crate) tls: bool,
     /// Whether it came as a WebSocket.
@@ -90,7 +90,7 @@ pub(crate) struct NewConnection<'a> {
     pub(crate) connected_at: u64,
     pub(crate) negotiated: Negotiated,
     pub(crate) client_properties: &'a FieldTable,
-    /// If it is MQTT's or STOMP's.
+    /// The session of MQTT or STOMP.
     pub(crate) session: Option<ClientSession>,
     pub(crate) outbox: &'a Arc<Outbox>,
 }
@@ -103,8 +103,8 @@ pub(crate) struct OpenChannel {
     pub(crate) global_prefetch: AtomicU16,
     pub(crate) confirms: AtomicBool,
     pub(crate) transactional: AtomicBool,
-    /// Publishes whose confirm has not been sent yet; set whenever a read's publishes have been handed over, and when
-    /// confirms are sent.
+    /// Publishes whose confirm has not been sent yet. Set when a batch's publishes have been flushed, and when confirms
+    /// are sent.
     pub(crate) unconfirmed: AtomicU64,
     /// Most channels either publish or consume.
     publishing: OnceLock<Box<ChannelPublishing>>,
@@ -281,7 +281,7 @@ impl OpenConnection {
         properties.get("client_id")?.as_text().map(str::to_owned)
     }
 
-    /// Its session, if it is MQTT's or STOMP's.
+    /// Its MQTT or STOMP session.
     pub fn session(&self) -> Option<&ClientSession> {
         self.session.as_ref()
     }
@@ -319,7 +319,7 @@ impl OpenConnection {
         self.byte_rates.look(self.received(), self.sent(), now)
     }
 
-    /// A queue has held one of its publishers.
+    /// Called when a queue has held one of its publishers.
     pub(crate) fn in_flow(&self, now: Timestamp) {
         self.flow.set(now);
     }
@@ -329,7 +329,7 @@ impl OpenConnection {
         self.flow.is_recent(now)
     }
 
-    /// An alarm has blocked it, or blocks it no more.
+    /// Sets whether an alarm blocks it.
     pub(crate) fn set_blocked(&self, is_blocked: bool) {
         self.is_blocked.store(is_blocked, Ordering::Relaxed);
     }
@@ -375,7 +375,7 @@ impl OpenConnection {
         channels.insert(at, channel);
     }
 
-    /// Removes all channels when the connection ends. A later `channel_closed` for one of them costs nothing.
+    /// Removes all channels when the connection ends. A later `channel_closed` for one of them has no effect.
     pub(crate) fn all_channels_closed(&self) {
         *self.channels.lock() = Vec::new();
     }
@@ -426,7 +426,7 @@ impl OpenChannel {
         self.number
     }
 
-    /// A queue has held its publisher.
+    /// Called when a queue has held its publisher.
     pub(crate) fn in_flow(&self, now: Timestamp) {
         self.publishing.get_or_init(Box::default).flow.set(now);
     }
@@ -494,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_has_one_form_in_names() {
+    fn connection_names_use_one_form_of_an_address() {
         let address = |text: &str| text.parse::<SocketAddr>().unwrap();
         let mapped = |port| address(&format!("[::ffff:127.0.0.1]:{port}"));
         let name = name_of(Peer::Ip(mapped(5000)), Some(mapped(5672)), 1);
@@ -511,7 +511,7 @@ mod tests {
         let listed: Vec<u64> = registry.all().iter().map(|connection| connection.id()).collect();
         assert_eq!(listed, (0..2 * STEP as u64 + 1).collect::<Vec<_>>());
         drop(open);
-        assert!(registry.all().is_empty(), "who is gone is listed no more");
+        assert!(registry.all().is_empty(), "closed connections are not listed");
     }
 
     #[test]

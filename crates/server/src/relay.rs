@@ -7,8 +7,8 @@
 //! - [`plain`]: a relay without WebSocket, for protocols that only the upstream server speaks.
 //! - [`framer`]: turns bytes of the upstream into messages.
 //!
-//! Invariants: every byte arrives, once and in order, or the close frame's code says that some did not; a side
-//! that does not read stops us from reading the other, whose end is noticed all the same; an idle pair holds no buffer.
+//! Invariants: every byte arrives, once and in order, or the close frame's code says that some did not. If one side does
+//! not read, the other is not read either, but its end is still noticed. An idle pair holds no buffer.
 
 mod close;
 mod framer;
@@ -40,7 +40,7 @@ pub(crate) use run::run;
 pub struct RelayConfig {
     /// Its name in logs: its path or its listener.
     pub name: String,
-    /// The address of the upstream server, which each client gets a connection of its own to.
+    /// The address of the upstream server. Each client gets its own connection to it.
     pub upstream: RelayUpstream,
     /// Time limit for connecting to it, TLS included.
     pub connect_timeout: Duration,
@@ -79,10 +79,10 @@ pub enum RelayUpstream {
     Unix(PathBuf),
 }
 
-/// How text messages are handled. The upstream knows bytes only.
+/// The handling of text messages. The upstream knows bytes only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TextRule {
-    /// Relays their UTF-8 like any bytes. Answers are binary all the same: the upstream's bytes may be cut anywhere.
+    /// Relays their UTF-8 as bytes. Answers are binary all the same, since the upstream's bytes may be cut anywhere.
     Accept,
     /// Refuses them with 1003.
     Refuse,
@@ -102,7 +102,7 @@ impl Relay {
         Arc::new(Self { config, counter })
     }
 
-    /// The configuration that it was made with; it never changes.
+    /// The configuration, which never changes.
     pub fn config(&self) -> &RelayConfig {
         &self.config
     }

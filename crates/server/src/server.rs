@@ -52,12 +52,12 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// and no total bounds those buffers.
 pub const MAX_UNSPLIT_MESSAGE: u64 = 16 << 20;
 
-/// Bytes of the frame of a message's properties that are left for headers which the server adds.
+/// Bytes that are reserved, in the frame of a message's properties, for headers that the server adds.
 const ADDED_HEADERS: usize = 1024;
 
 impl ServerConfig {
-    /// Bytes of the longest properties that a client of another protocol may publish: to consumers of AMQP they come in one
-    /// frame, which is never split.
+    /// The maximum size of properties that a client of another protocol may publish, in bytes: AMQP consumers get them in
+    /// one frame, which is never split.
     pub(crate) fn most_properties(&self) -> usize {
         max_properties_len(self.frame_max).saturating_sub(ADDED_HEADERS)
     }
@@ -76,9 +76,9 @@ pub struct ServerConfig {
     pub heartbeat: u16,
     /// Bytes of the largest message body.
     pub max_message_size: u64,
-    /// Bytes that partially received messages may take, over all clients of the embedded broker.
+    /// The maximum of bytes of incomplete messages, of all clients of the embedded broker.
     pub incomplete_limit: usize,
-    /// Bytes that messages may take which wait for all clients whose subscriptions share a queue upstream.
+    /// The maximum of bytes of messages that wait for clients whose subscriptions share a queue upstream.
     pub inbox_total: usize,
     /// The user that STOMP clients without a login act as; `None` refuses them.
     pub stomp_default_user: Option<String>,
@@ -123,9 +123,9 @@ pub(crate) struct Shared {
     next_id: AtomicU64,
     /// Set when the drain begins.
     departures: OnceLock<DrainSchedule>,
-    /// Set when the drain has asked every client to leave: those that come later leave at once.
+    /// Set when the drain has asked every client to leave: later ones leave at once.
     all_must_leave: AtomicBool,
-    /// Where clients continue when this server drains, if they can.
+    /// The process that takes clients over when this server drains, if any.
     successor: Mutex<Option<mpsc::Sender<DepartingClient>>, { Rank::Leaf as u8 }>,
     /// The numbers and outboxes of all connections, to nudge them when the server drains.
     connections: Mutex<Slab<(u64, Arc<Outbox>)>, { Rank::Leaf as u8 }>,
@@ -160,7 +160,7 @@ impl Shared {
         Arc::clone(&self.offer.lock().plain)
     }
 
-    /// The offer for clients with a verified certificate, if such a certificate is a login here.
+    /// The offer to clients with a verified certificate, if such a certificate can be used to log in.
     pub(crate) fn offer_with_external(&self) -> Option<Arc<ServerOffer>> {
         self.backend.takes_external().then(|| Arc::clone(&self.offer.lock().with_external))
     }
@@ -343,7 +343,7 @@ impl Server {
         self.shared.subscriptions.status()
     }
 
-    /// All shared queues together.
+    /// The totals of all shared queues.
     pub fn multiplexed_totals(&self) -> MultiplexedTotals {
         self.shared.subscriptions.totals()
     }
@@ -353,17 +353,17 @@ impl Server {
         self.shared.subscriptions.bindings(queue)
     }
 
-    /// MQTT clients in front of an upstream together; `None` if they are not served there.
+    /// The totals of MQTT clients in front of an upstream; `None` if they are not served there.
     pub fn mqtt_upstream_totals(&self) -> Option<MqttUpstreamTotals> {
         self.mqtt_upstream().map(|hub| hub.totals())
     }
 
-    /// The MQTT sessions without a connection that are known in front of an upstream, oldest first.
+    /// The detached MQTT sessions that are known in front of an upstream, oldest first.
     pub fn detached_mqtt_sessions(&self) -> Vec<DetachedMqttSession> {
         self.mqtt_upstream().map(|hub| hub.detached()).unwrap_or_default()
     }
 
-    /// The groups of shared subscriptions with members here in front of an upstream, in no order.
+    /// The groups of shared subscriptions, in front of an upstream, with members connected to this server, in no order.
     pub fn mqtt_groups(&self) -> Vec<GroupStatus> {
         self.mqtt_upstream().map(|hub| hub.groups()).unwrap_or_default()
     }
@@ -501,7 +501,7 @@ fn accept(shared: &Arc<Shared>, entrance: &ListenerContext, stream: Stream, peer
         }
         Err(limit) => {
             shared.refuse(id, peer, entrance.transport(), limit);
-            // Over TCP, dropped without an answer: a connection over the limit must cost as little as possible.
+            // Over TCP it is dropped without an answer, so that a connection over the limit costs as little as possible.
             if let Some(config) = &entrance.websocket
                 && entrance.preface.is_empty()
             {
@@ -562,7 +562,7 @@ fn enter(shared: Arc<Shared>, entrance: &ListenerContext, stream: Stream, accept
     }
 }
 
-/// The PROXY protocol, the limits of the address that it names, and TLS.
+/// Handles the PROXY protocol, the limits of the address that it gives, and TLS.
 async fn pass(
     shared: &Shared,
     preface: &Preface,

@@ -1,4 +1,4 @@
-//! The server that simulations step without sockets. Its limits are small, so that tests reach them.
+//! The server that simulations step without sockets. Its limits are low, so that tests reach them.
 
 mod authz_backend;
 mod in_process_connector;
@@ -61,7 +61,7 @@ pub(crate) fn resident_bytes() -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
 }
 
-/// A connection from `peer`, accepted at `since`, with an outbox of its own, on which nothing has been received.
+/// A connection from `peer`, accepted at `since`, with its own outbox and no input so far.
 pub(crate) fn connection<P: ProtocolState>(
     shared: &Arc<Shared>,
     id: u64,
@@ -83,7 +83,7 @@ pub(crate) fn connection<P: ProtocolState>(
     (ClientConnection::new(shared, accepted, &outbox), outbox)
 }
 
-/// An AMQP client of the embedded broker within this process, as if that were its upstream.
+/// An AMQP client of the embedded broker within this process, as if the broker were its upstream.
 pub(crate) fn amqp_client(shared: &Arc<Shared>, id: u64, user: &str) -> AmqpClient {
     let Backend::Broker(broker) = &shared.backend else { unreachable!() };
     let identity = broker.authenticate_external(user, true).unwrap();

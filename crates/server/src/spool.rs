@@ -1,21 +1,22 @@
-//! The spool: publishes that are confirmed once they are on this host's disk, and forwarded to the upstream later.
+//! The spool: confirms publishes once they are on this host's disk, and forwards them to the upstream later.
 //!
-//! - [`rules`]: which publishes it takes.
-//! - [`session`]: a client's session in front of the upstream, whose matching publishes it takes.
-//! - [`local`]: the local queues, one for each virtual host and user, in a broker with a data directory of its own. No listener
-//!   reaches that broker; sessions publish to it, and forwarders take from it, without AMQP in between.
-//! - [`forwarder`] and [`link`]: the task of a user's queues, and its conversation with the upstream through the pool. The
-//!   order of messages, retries and refusals are decided by the crate `spool`.
-//! - [`mode`]: whether an operator has paused the spool, or drains it.
+//! - [`rules`]: the choice of publishes.
+//! - [`session`]: a client's session in front of the upstream, which spools matching publishes.
+//! - [`local`]: the local queues, one for each virtual host and user, in a broker with its own data directory. No
+//!   listener reaches that broker: sessions publish to it, and forwarders consume from it, directly.
+//! - [`forwarder`] and [`link`]: the task of a user's queues, and its dialogue with the upstream through the pool. The
+//!   crate `spool` decides about order, retries and refusals.
+//! - [`mode`]: running, paused or draining, as set by an operator.
 //! - [`parking`]: messages that the upstream refuses permanently. [`selection`]: the choice of
 //!   messages by user and virtual host.
 //!
-//! Invariants: a publish is confirmed only when it is on disk; it leaves the disk only when the upstream has confirmed it, or
-//! when it is on disk as a parked one. A client without a matching rule has a session of the pool and nothing else.
+//! Invariants: a publish is confirmed only when it is on disk. It is removed from disk only when the upstream has
+//! confirmed it, or when it is on disk as a parked message. A client without a matching rule has a plain session of the
+//! pool.
 //!
-//! Credentials that the upstream has accepted are remembered, on disk as salted hashes ([`logins`]). A client that presents
-//! them is admitted before the upstream has decided ([`admission`]), which then decides as soon as it can be asked
-//! ([`provisional`], [`refusals`]).
+//! Credentials that the upstream has accepted are remembered, on disk as salted hashes ([`logins`]). A client that
+//! presents them is admitted before the upstream's decision ([`admission`]), which is requested as soon as the upstream
+//! can be asked ([`provisional`], [`refusals`]).
 
 mod admission;
 mod forwarder;
@@ -65,44 +66,44 @@ pub use self::selection::SpoolSelection;
 /// Interval at which the age of the oldest message is compared with the limit.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Intervals between two looks at what has expired or is unused.
+/// Intervals between two checks for expired logins and unused queues.
 const INTERVALS_OF_CLEANING: u32 = 60;
 
-/// How long forwarders may take to give back the messages that an operator drops: each at once, if threads have time for it.
+/// How long forwarders may take to release the messages that an operator drops: usually none, unless threads are busy.
 const PURGE_LIMIT: Duration = Duration::from_secs(10);
 
 /// The rules of a spool, and its limits.
 #[derive(Debug, Clone)]
 pub struct SpoolConfig {
-    /// A publish is taken if any of them matches.
+    /// A publish is spooled if any rule matches.
     pub rules: Vec<SpoolRule>,
     /// Bytes of messages above which publishers are blocked.
     pub max_bytes: u64,
     /// Age of the oldest message above which publishers are blocked.
     pub max_age: Duration,
-    /// For how long the upstream may nack a message before it is parked; `None` for no limit.
+    /// How long the upstream may nack a message before it is parked; `None` for no limit.
     pub nacked_max: Option<Duration>,
-    /// Whether a publish that a rule matches, and that cannot be spooled, is refused instead of going directly to the upstream.
+    /// Whether a publish that a rule matches but that cannot be spooled is refused, instead of being published directly.
     pub refuses_others: bool,
-    /// How long credentials that the upstream has accepted admit clients while it cannot be asked.
+    /// How long accepted credentials admit clients while the upstream cannot be asked.
     pub auth_max: Duration,
-    /// The file in which they are remembered, as salted hashes.
+    /// The file with the remembered credentials, as salted hashes.
     pub logins: Option<PathBuf>,
-    /// Bytes of the largest message that is taken. Larger ones go directly to the upstream.
+    /// Bytes of the largest message that is spooled. Larger ones are published directly to the upstream.
     pub max_message: u64,
 }
 
-/// How forwarders reach the upstream.
+/// The forwarders' access to the upstream.
 struct UpstreamAccess {
     connect: Box<dyn Fn(UpstreamLogin, bool) -> Connecting + Send + Sync>,
-    /// Whether an upstream answers; `None` if that is not known.
+    /// Whether an upstream answers; `None` if unknown.
     answers: Box<dyn Fn() -> Option<bool> + Send + Sync>,
 }
 
 type Connecting = Pin<Box<dyn Future<Output = Result<AmqpClient, OpenError>> + Send>>;
 
 impl UpstreamAccess {
-    /// Opens a connection for a login, which is shared with nobody if it `is_isolated`.
+    /// Opens a connection for a login, not shared with other clients if it `is_isolated`.
     fn connect(&self, login: UpstreamLogin, is_isolated: bool) -> Connecting {
         (self.connect)(login, is_isolated)
     }
@@ -118,15 +119,15 @@ pub struct Spool {
     upstream: Arc<UpstreamAccess>,
     forwarders: Mutex<Vec<JoinHandle<()>>>,
     runtime: Handle,
-    /// Clients about which the upstream has not decided, and how it is asked.
+    /// Clients about which the upstream has not decided, and the request for that.
     provisional: Arc<ProvisionalLogins>,
     ask: AskUpstream,
-    /// Number of clients that were admitted before the upstream had decided.
+    /// Number of clients that were admitted before the upstream's decision.
     offline_logins: AtomicU64,
 }
 
 impl Spool {
-    /// Starts to forward what `broker` has, which is the spool's alone. Must be called within a runtime.
+    /// Starts forwarding the messages of `broker`, which only the spool uses. Must be called within a runtime.
     ///
     /// # Errors
     /// The broker has no default virtual host, or its queues are not those of a spool.
@@ -187,12 +188,12 @@ impl Spool {
         self.local.alarms()
     }
 
-    /// The store of its local queues; `None` if these are in memory alone.
+    /// The store of its local queues; `None` if they are in memory only.
     pub fn store(&self) -> Option<&Arc<Store>> {
         self.local.store()
     }
 
-    /// Connections whose publishers wait because a limit of the spool is exceeded.
+    /// Number of connections whose publishers are blocked by a limit of the spool.
     pub fn blocked_connections(&self) -> usize {
         self.local.blocked_connections()
     }
@@ -208,7 +209,7 @@ impl Spool {
         self.local.set_mode(mode);
     }
 
-    /// Clients that were admitted since the start before the upstream had decided about their login.
+    /// Number of clients admitted since the start before the upstream's decision.
     pub fn offline_logins(&self) -> u64 {
         self.offline_logins.load(Ordering::Relaxed)
     }
@@ -217,12 +218,12 @@ impl Spool {
         self.offline_logins.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Clients about whose login the upstream has not decided yet.
+    /// Number of clients about whose login the upstream has not decided yet.
     pub fn unverified_clients(&self) -> usize {
         self.provisional.count()
     }
 
-    /// Its local queues, in no order, each with what keeps it from being forwarded.
+    /// The status of its local queues, in no order, with the reasons why they are not forwarded.
     pub fn status(&self) -> Vec<SpoolStatus> {
         self.local.queues().iter().map(|queue| self.local.status(queue)).collect()
     }
@@ -237,21 +238,21 @@ impl Spool {
         self.local.parked().list(&self.local, now_of(&self.local))
     }
 
-    /// Forwards parked messages again; returns their number. Blocks on the disk, for long if there are many.
+    /// Forwards parked messages again; returns their number. Blocks on the disk, possibly for long.
     pub fn requeue_parked(&self, selection: SpoolSelection<'_>) -> u64 {
         let queue_of = |envelope: &spool::Envelope| self.queue(envelope.vhost(), envelope.user()).ok();
         self.local.parked().requeue(&self.local, selection, transport::now(), queue_of)
     }
 
-    /// Drops parked messages; returns their number. Blocks on the disk, for long if there are many, unless it is for all.
+    /// Drops parked messages; returns their number. Blocks on the disk, possibly for long unless all are dropped.
     pub fn purge_parked(&self, selection: SpoolSelection<'_>) -> u64 {
         let count = self.local.parked().purge(selection, now_of(&self.local));
         self.local.check_limits();
         count
     }
 
-    /// Drops messages that the upstream has not confirmed, also those in flight; returns their number. Blocks until the
-    /// forwarders have given them back.
+    /// Drops unconfirmed messages, including those in flight; returns their number. Blocks until the forwarders have
+    /// released them.
     pub fn purge_waiting(&self, selection: SpoolSelection<'_>) -> u64 {
         let is_selected = |queue: &Arc<SpoolQueue>| selection.contains(queue.vhost(), queue.user());
         let queues: Vec<_> = self.local.queues().into_iter().filter(is_selected).collect();
@@ -260,7 +261,8 @@ impl Spool {
         let mut count = 0;
         for (answer, queue) in asked {
             let rest = deadline.saturating_duration_since(std::time::Instant::now());
-            // A forwarder that has panicked, or ends, answers nothing; what it has read is redelivered after the next start.
+            // A forwarder that has panicked or is ending does not answer. The messages that it holds are redelivered
+            // after the next start.
             let by_forwarder = if queue.has_forwarder() { answer.recv_timeout(rest).ok() } else { None };
             count += by_forwarder.unwrap_or_else(|| self.local.purge(&queue));
         }
@@ -268,30 +270,30 @@ impl Spool {
         count
     }
 
-    /// Lets messages in flight be confirmed, and closes the connections to the upstream, within `limit`. Nothing is forwarded
-    /// from then on.
+    /// Waits for confirms of messages in flight and closes the upstream connections, within `limit`. Nothing is forwarded
+    /// afterwards.
     pub async fn drain(&self, limit: Duration) {
         self.local.drain();
         let forwarders = std::mem::take(&mut *self.forwarders.lock());
         let all = async {
             for task in forwarders {
-                // A task that has panicked has ended, too.
+                // A panicked task has also ended.
                 let _ = task.await;
             }
         };
-        // Past the limit they end with the process; the rest is forwarded after the next start.
+        // After the limit, forwarders end with the process; the rest is forwarded after the next start.
         let _ = tokio::time::timeout(limit, all).await;
     }
 
     fn forward(&self, queue: Arc<SpoolQueue>) {
         let task = forwarder::run(Arc::clone(&self.local), queue, Arc::clone(&self.upstream));
         let mut forwarders = self.forwarders.lock();
-        // Forwarders of removed queues, and those that have panicked, which is reported already.
+        // Forwarders of removed queues, and panicked ones, which have been reported.
         forwarders.retain(|forwarder| !forwarder.is_finished());
         forwarders.push(self.runtime.spawn(task));
     }
 
-    /// Reports messages from the time of other rules: the clients of their user publish directly to the upstream now.
+    /// Warns of messages spooled under former rules: their user's clients now publish directly to the upstream.
     fn warn_of_unmatched(&self, queue: &SpoolQueue) {
         let (vhost, user) = (queue.vhost(), queue.user());
         if self.local.rules().exchanges_of(vhost, user).is_none() {
@@ -306,7 +308,7 @@ impl Spool {
         }
     }
 
-    /// The local queue for these publishers, and its forwarder.
+    /// The local queue for these publishers, with its forwarder started.
     fn queue(&self, vhost: &str, user: &str) -> Result<Arc<SpoolQueue>, Fault> {
         let (queue, is_new) = self.local.queue(vhost, user)?;
         if is_new {
@@ -319,7 +321,7 @@ impl Spool {
 /// Why a spool cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum SpoolError {
-    /// Its directory holds something else.
+    /// Its directory contains something else.
     #[error("not a spool directory: {0}")]
     Foreign(String),
 }

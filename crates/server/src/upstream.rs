@@ -1,12 +1,12 @@
-//! Sessions of other protocols in front of an upstream: what they need goes there as AMQP, through the pool.
+//! Sessions of other protocols in front of an upstream, which they use over AMQP, through the pool.
 //!
-//! - [`client`]: an AMQP client within this process, whose server is a session of the pool.
-//! - [`confirms`]: which of its messages the upstream has confirmed.
-//! - [`open_refusal`]: why it has not opened a virtual host. [`retry`]: when it is tried again.
-//! - [`multiplexing`]: live subscriptions of many clients on one queue.
+//! - [`client`]: an AMQP client within this process, connected to a session of the pool.
+//! - [`confirms`]: the confirms of its messages.
+//! - [`open_refusal`]: the reasons why a virtual host was not opened. [`retry`]: the pauses between attempts.
+//! - [`multiplexing`]: live subscriptions of many clients that share one queue.
 //!
-//! Invariants: whatever a client of another protocol does is done upstream under its own user; nothing is acknowledged to
-//! it before the upstream has confirmed it.
+//! Invariants: everything that a client of another protocol does is done upstream as its own user. Nothing is
+//! acknowledged to it before the upstream has confirmed it.
 
 pub(crate) mod client;
 pub(crate) mod confirms;
@@ -29,12 +29,12 @@ use crate::server::Shared;
 /// subscriptions has a channel, or two while one is being replaced.
 const CHANNEL_MAX: u16 = 6 + 2 * 256;
 
-/// A client of another protocol that is to be logged in upstream.
+/// A client of another protocol to log in upstream.
 pub(crate) struct UpstreamRequest {
     pub(crate) credentials: Credentials,
     pub(crate) vhost: Box<str>,
     pub(crate) client: LoginRequest,
-    /// Describes the client to the upstream.
+    /// The client-properties for the upstream.
     pub(crate) client_properties: FieldTable,
 }
 
@@ -45,10 +45,10 @@ pub(crate) struct OpenedUpstream {
     pub(crate) credentials: Arc<Credentials>,
 }
 
-/// Logs a client in upstream and opens its virtual host there.
+/// Logs a client in upstream, and opens its virtual host.
 ///
 /// # Errors
-/// Fails if the upstream refuses that, or cannot be asked.
+/// The upstream refuses the login or the virtual host, or is unreachable.
 pub(crate) async fn open(
     shared: &Arc<Shared>,
     request: UpstreamRequest,

@@ -2,7 +2,8 @@
 //!
 //! - [`upgrade`]: the HTTP request, validated before any state is kept for it.
 //! - [`routes`]: the paths of protocols, relays and files.
-//! - [`adapter`]: the frames around an AMQP connection, and why it is done that way. [`client_frames`]: those of the client.
+//! - [`adapter`]: the frames around an AMQP connection, with the reasons for this design. [`client_frames`]: the client's
+//!   frames.
 //! - [`run()`]: a connection's lifetime, from its request to its last frame.
 //! - [`webroot`]: files for requests that are not upgrades.
 //!
@@ -48,9 +49,9 @@ pub struct WebSocketConfig {
     pub ping_interval: Duration,
     /// Whether messages may be compressed (permessage-deflate) for clients that offer it.
     pub compression: bool,
-    /// Reverse proxies that name the client in Forwarded, X-Forwarded-For or X-Real-IP.
+    /// Reverse proxies whose Forwarded, X-Forwarded-For or X-Real-IP header names the client.
     pub proxies: Vec<Network>,
-    /// Whether clients of Unix sockets are such proxies.
+    /// Whether clients of Unix sockets count as such proxies.
     pub unix_proxies: bool,
     /// The protocols and files served, by path.
     pub routes: Routes,

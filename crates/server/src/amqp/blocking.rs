@@ -1,4 +1,4 @@
-//! Blocks a publishing connection while an alarm is raised: its publishes wait, and everything it sends after them.
+//! Blocks a publishing connection while an alarm is raised: its publishes and everything that it sends after them wait.
 
 use amqp::frame::{self, Frame, FrameKind};
 use amqp::method::connection;
@@ -17,11 +17,11 @@ pub(super) struct Blocking {
 
 impl Blocking {
     /// Whether a frame of a channel may be taken now. If not, this blocks the connection until
-    /// [`Blocking::go_on`] unblocks it.
+    /// [`Blocking::unblock_if_cleared`] unblocks it.
     #[inline]
     pub(super) fn lets_pass(&mut self, frame: &Frame<'_>, context: &ChannelContext) -> bool {
         self.blocked.is_none()
-            && (!context.shared.alarms.stand() || !publishes(frame) || !self.begin(context))
+            && (!context.shared.alarms.any_raised() || !publishes(frame) || !self.begin(context))
     }
 
     /// Whether the connection is blocked.
@@ -30,8 +30,8 @@ impl Blocking {
     }
 
     /// Unblocks the connection if no alarm is left.
-    pub(super) fn go_on(&mut self, context: &ChannelContext) {
-        if self.blocked.is_none() || context.shared.alarms.stand() {
+    pub(super) fn unblock_if_cleared(&mut self, context: &ChannelContext) {
+        if self.blocked.is_none() || context.shared.alarms.any_raised() {
             return;
         }
         self.blocked = None;
@@ -41,7 +41,7 @@ impl Blocking {
         }
     }
 
-    /// Blocks the connection and notifies the client of the reason, unless no alarm is left by now.
+    /// Blocks the connection and notifies the client of the reason, unless no alarm is raised by now.
     #[cold]
     fn begin(&mut self, context: &ChannelContext) -> bool {
         let Some((blocked, reason)) = context.shared.alarms.block(&context.outbox) else { return false };

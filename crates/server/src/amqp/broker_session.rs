@@ -36,11 +36,11 @@ use crate::server::Shared;
 pub(crate) struct BrokerSession {
     context: ChannelContext,
     channels: ChannelTable<Box<Channel>>,
-    /// Channels that may have published since the last flush, or have a method to continue.
+    /// Channels that may have unflushed publishes, or a method to continue.
     published: Vec<u16>,
     /// Channels with confirms that wait for the disk.
     unconfirmed: Vec<u16>,
-    /// When to look for overdue deliveries; `None` while there can be none.
+    /// When to check for overdue deliveries; `None` while there can be none.
     next_check: Option<Instant>,
     /// Blocks the client while an alarm of the server is raised.
     blocking: Blocking,
@@ -48,11 +48,11 @@ pub(crate) struct BrokerSession {
     incomplete: Holding,
     /// Publishes the traces of its consumers' deliveries to the firehose.
     traces: TracePublisher,
-    /// A new secret that is being checked by another auth backend.
+    /// A connection.update-secret that another auth backend is checking.
     renewing: Option<BackendRequest<Result<Identity, LoginRefused>>>,
-    /// Asks the user's auth backend about the operation that is under way, which is then repeated.
+    /// Asks the user's auth backend about the current operation, which is then repeated.
     question: PendingAuthorisation,
-    /// Set when a frame waits for that, cleared by [`BackendSession::take_deferral`].
+    /// Set when a frame has to wait for `question`, cleared by [`BackendSession::take_deferral`].
     deferral: Option<Deferral>,
     /// Channels that end, and the end of the session itself.
     endings: Endings,
@@ -68,18 +68,18 @@ pub(crate) struct ChannelContext {
     pub(crate) vhost: Arc<VirtualHost>,
     pub(crate) session: SessionId,
     pub(crate) outbox: Arc<Outbox>,
-    /// The connection as operators see it.
+    /// The connection's entry in the registry.
     pub(crate) view: Arc<OpenConnection>,
     pub(crate) capabilities: Capabilities,
     pub(crate) frame_max: u32,
     pub(crate) consumers: Arc<ConnectionConsumers>,
     /// Answers that wait for the disk.
     pub(crate) pending_answers: AnswersWaitingForDisk,
-    /// A basic.get whose message is being loaded from disk. Nothing is read from the client meanwhile.
+    /// A basic.get whose message is being loaded from disk. The client is not read meanwhile.
     late_get: RefCell<Option<LateGet>>,
-    /// Deliveries that one method settles, for which a turn was not enough. Nothing is read from the client meanwhile.
+    /// The rest of a settlement that takes more than a turn. The client is not read meanwhile.
     settling: RefCell<Option<Box<UnfinishedSettlement>>>,
-    /// A publish with its content whose user's auth backend is being asked. Nothing is read from the client meanwhile.
+    /// A publish, with its content, that waits for the user's auth backend. The client is not read meanwhile.
     waiting_publish: RefCell<Option<Box<WaitingPublish>>>,
     /// Pauses publishing while the disk falls behind.
     publish_gate: PublishGate,
@@ -89,7 +89,7 @@ pub(crate) struct ChannelContext {
     pub(crate) now: Timestamp,
 }
 
-/// A basic.get that is still to be answered.
+/// A basic.get that has not been answered.
 pub(crate) struct LateGet {
     pub(crate) channel: u16,
     pub(crate) queue: Arc<Queue>,
@@ -113,7 +113,8 @@ impl ChannelContext {
         self.vhost.store()
     }
 
-    /// Called after a flush of a channel's publishes. Pauses publishing if there is no room, or if a queue holds the publisher.
+    /// Called after a flush of a channel's publishes. Pauses publishing if too much waits for the disk, or if a queue
+    /// holds the publisher.
     pub(crate) fn handed_over(&self, flushed: &Flushed, channel: &OpenChannel) {
         if self.publish_gate.after(flushed, &self.vhost, self.now) {
             self.view.in_flow(self.now);
@@ -152,12 +153,12 @@ impl ChannelContext {
         self.settling.borrow().as_ref().is_some_and(|settling| settling.is_of(channel))
     }
 
-    /// Defers a publish until its user's auth backend has answered.
+    /// Defers a publish until the user's auth backend has answered.
     pub(crate) fn publish_later(&self, publish: WaitingPublish) {
         *self.waiting_publish.borrow_mut() = Some(Box::new(publish));
     }
 
-    /// Bytes of the publish that waits for that.
+    /// Bytes of the deferred publish.
     fn waiting_bytes(&self) -> usize {
         self.waiting_publish.borrow().as_ref().map_or(0, |publish| publish.bytes())
     }
@@ -253,7 +254,7 @@ impl BrokerSession {
         Ok(())
     }
 
-    /// When the user's rights end.
+    /// When the user's token expires, if ever.
     fn expiry(&self) -> Option<Instant> {
         let expires_at = self.context.authorised.expires_at()?;
         Some(self.context.shared.clock.instant(expires_at))
@@ -300,7 +301,7 @@ impl BrokerSession {
                 self.settle_outcome(number, outcome.map_err(|fault| fault.caused_by(PUBLISH)))?;
                 Ok(whole.wire_len)
             }
-            // Any error in it is found again, and handled, frame by frame.
+            // An error in the content is found again, and handled, frame by frame.
             Ok(None) | Err(_) => {
                 channel.expect_content(publish);
                 Ok(0)
@@ -323,7 +324,7 @@ impl BrokerSession {
         };
         let before = channel.incomplete_bytes();
         let outcome = channel.handle_body(&self.context, payload);
-        // A message that is complete, and waits for its permission, takes as much memory as before.
+        // A complete message that waits for its permission takes as much memory as before.
         self.incomplete.changed(before, channel.incomplete_bytes() + self.context.waiting_bytes());
         self.settle_outcome(number, outcome)
     }
@@ -348,7 +349,8 @@ impl BrokerSession {
         Ok(())
     }
 
-    /// Called once the user's auth backend has answered. A frame that waits for that is shown again.
+    /// Called once the user's auth backend has answered. A deferred publish is repeated; a frame that waits is passed in
+    /// again.
     fn after_question(&mut self) -> Result<(), Fault> {
         if !self.question.take_answered() {
             return Ok(());
@@ -356,7 +358,7 @@ impl BrokerSession {
         let Some(waiting) = self.context.waiting_publish.take() else { return Ok(()) };
         let (number, bytes) = (waiting.channel(), waiting.bytes());
         let Some(channel) = self.channels.get_mut(number) else {
-            // It was closed meanwhile.
+            // The channel was closed meanwhile.
             self.incomplete.changed(bytes, 0);
             self.question.over(self.context.authorised.identity());
             return Ok(());
@@ -369,7 +371,8 @@ impl BrokerSession {
         if self.deferral.take().is_some() { Ok(()) } else { settled }
     }
 
-    /// Whether the outcome is none, since the user's auth backend is asked first. The operation has changed nothing.
+    /// Whether `fault` only means that the user's auth backend has to be asked first. The operation has changed nothing
+    /// then.
     fn defers(&mut self, fault: &Fault) -> bool {
         let identity = self.context.authorised.identity();
         if !self.question.ask(fault.is_unasked, identity, &self.context.outbox) {
@@ -404,13 +407,13 @@ impl BrokerSession {
         self.end_channel(channel, ChannelEndAnswer::Close(number, Box::new(fault)));
     }
 
-    /// Interval at which to look for overdue deliveries.
+    /// Interval at which overdue deliveries are checked for.
     fn check_interval(&self) -> Duration {
         self.context.shared.config.consumer_timeout.min(MAX_CHECK_INTERVAL)
     }
 
-    /// Resumes after a pause if there is room or the next turn has come, and sends answers and confirms whose
-    /// changes are on disk.
+    /// Resumes publishing if there is capacity or the next turn has come, and sends answers and confirms whose changes
+    /// are on disk.
     fn after_disk(&mut self) {
         let Self { context, channels, unconfirmed, .. } = self;
         context.publish_gate.resume(&context.vhost);
@@ -482,7 +485,7 @@ impl BackendSession for BrokerSession {
             FrameKind::Method => self.handle_method(frame.channel, frame.payload, rest),
             FrameKind::Header => self.handle_header(frame.channel, frame.payload).map(|()| 0),
             FrameKind::Body => self.handle_body(frame.channel, frame.payload).map(|()| 0),
-            // Validated by the connection.
+            // Already handled by the connection.
             FrameKind::Heartbeat => Ok(0),
         }
     }
@@ -536,7 +539,7 @@ impl BackendSession for BrokerSession {
         self.after_load();
         self.report_traced();
         self.incomplete.look(now);
-        self.blocking.go_on(&self.context);
+        self.blocking.unblock_if_cleared(&self.context);
         self.context.consumers.resume_deferred(self.context.now);
         for cancelled in self.context.consumers.take_cancelled() {
             if let Some(channel) = self.channels.get_mut(cancelled.deliveries.channel()) {
@@ -558,7 +561,7 @@ impl BackendSession for BrokerSession {
 
     fn handle_deadline(&mut self, now: Instant) -> Result<(), Fault> {
         if !self.question.is_open() {
-            // Otherwise its client does not complete its messages since it is not read.
+            // A blocked client is not read, and so cannot complete its messages.
             self.incomplete.check(now)?;
         }
         self.context.set_time(now);

@@ -39,15 +39,15 @@ pub(crate) struct Channel {
     prefetch: u16,
     /// Whether `basic.qos` with `global` has limited the channel as a whole.
     limited: bool,
-    /// The last declared queue, for which an empty queue name stands.
+    /// The last declared queue, which an empty queue name refers to.
     last_queue: Option<Box<str>>,
     /// The queue of the channel's direct reply-to consumer.
     replies: Option<Arc<Queue>>,
-    /// The channel as operators see it.
+    /// The channel's entry in the registry.
     view: Arc<OpenChannel>,
 }
 
-/// How publishes on a channel take effect.
+/// The channel's mode, which decides when publishes take effect and whether they are confirmed.
 enum Mode {
     Plain,
     Confirm(Box<ChannelConfirms>),

@@ -24,7 +24,7 @@ use crate::registry::{NewConnection, OpenConnection};
 use crate::spool::PendingLogin;
 use crate::websocket::FrameMapping;
 
-/// Time limit for a client to answer our connection.close before its socket is closed.
+/// Time limit for a client's close-ok before its socket is closed.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The AMQP part of a client's connection.
@@ -39,7 +39,7 @@ pub(crate) struct AmqpConnection {
     channels: usize,
     intent: Intent,
     heartbeat: Heartbeat,
-    /// Bytes of the largest frame, once negotiated.
+    /// The negotiated maximum frame size, in bytes.
     frame_max: u32,
     asking: Option<BackendRequest<Answer>>,
 }
@@ -47,29 +47,29 @@ pub(crate) struct AmqpConnection {
 enum AmqpPhase {
     Handshake(Box<Handshake>),
     Open(Box<dyn BackendSession>),
-    /// It was open in another process, and has no session here yet: the registry entry to be.
+    /// A connection handed over by another process whose session is not open here yet; with its future registry entry.
     Resuming(Arc<OpenConnection>),
     /// The client sent connection.close, and its session has not finished closing.
     Leaving(Box<dyn BackendSession>),
-    /// We sent connection.close: everything but close-ok is discarded.
+    /// The server sent connection.close: everything but close-ok is discarded.
     Closing,
     Over,
 }
 
 struct Handshake {
     machine: ServerHandshake,
-    /// The backend is known to be available. The client receives nothing before that.
+    /// Whether the backend is known to be available. Until then nothing is sent to the client.
     admitted: bool,
     login: Option<BackendLogin>,
     mechanism: &'static str,
-    /// The registry entry to be, while the backend opens the session.
+    /// The future registry entry, while the backend opens the session.
     view: Option<Arc<OpenConnection>>,
     user: String,
 }
 
 enum Answer {
     /// Whether the backend is available.
-    There(bool),
+    Available(bool),
     Login(Result<BackendLogin, LoginError>),
     Open(Result<Box<dyn BackendSession>, Fault>),
 }
@@ -83,9 +83,9 @@ impl AmqpConnection {
         }
     }
 
-    /// Whether the handshake may proceed. A client that connects while no upstream is available sees the same
-    /// as it would without a proxy: a connection closed before `connection.start`, from which client libraries
-    /// recover. A later error, such as a refused or broken login, makes some of them give up permanently.
+    /// Whether the handshake may proceed. While no upstream is available, the client's connection is closed before
+    /// `connection.start`, as if its broker were down: client libraries reconnect after that. Some give up for good after
+    /// a later error, such as a failed login.
     fn admit(&mut self) -> bool {
         let AmqpPhase::Handshake(handshake) = &mut self.phase else { return true };
         if handshake.admitted {
@@ -93,20 +93,20 @@ impl AmqpConnection {
         }
         match self.core.shared.backend.answers() {
             Some(true) => handshake.admitted = true,
-            // To find out may take longer than clients wait for a handshake.
+            // A probe may take longer than clients wait for a handshake.
             _ if self.core.shared.admits_offline() => handshake.admitted = true,
-            Some(false) => self.vanish(NO_UPSTREAM.to_owned()),
+            Some(false) => self.close_abruptly(NO_UPSTREAM.to_owned()),
             None => {
                 let shared = Arc::clone(&self.core.shared);
-                self.ask(async move { Answer::There(shared.backend.probe_endpoints().await) });
+                self.ask(async move { Answer::Available(shared.backend.probe_endpoints().await) });
                 return false;
             }
         }
         true
     }
 
-    /// Closes the connection without an error frame, as a crashing broker would.
-    fn vanish(&mut self, reason: String) {
+    /// Closes the connection without an error frame, like a broker that crashes.
+    fn close_abruptly(&mut self, reason: String) {
         self.core.ends(Ending::Failed, || reason);
         self.finish();
     }
@@ -119,7 +119,7 @@ impl AmqpConnection {
             None => {}
             Some(ServerEvent::Authenticate(credentials)) => self.authenticate(credentials, now),
             Some(ServerEvent::Open(request)) => self.open(*request, now),
-            // Only offered mechanisms are accepted, and none of them has a second step.
+            // None of the offered mechanisms has a second step.
             Some(ServerEvent::Response(_)) => {
                 self.fail(Fault::new(ReplyCode::CommandInvalid, "unexpected secure-ok"), now);
             }
@@ -209,7 +209,7 @@ impl AmqpConnection {
         }
     }
 
-    /// Sends a request to the backend without blocking the connection's task; input waits meanwhile.
+    /// Sends a request to the backend without blocking the connection's task. Input waits for the answer.
     fn ask(&mut self, question: impl Future<Output = Answer> + Send + 'static) {
         self.intent = Intent::Pause;
         self.asking = Some(BackendRequest::new(&self.core.outbox, question));
@@ -223,21 +223,21 @@ impl AmqpConnection {
         let AmqpPhase::Handshake(handshake) = &mut self.phase else { return };
         self.intent = Intent::Run;
         match answer {
-            Answer::There(true) => {
+            Answer::Available(true) => {
                 handshake.admitted = true;
                 return;
             }
-            Answer::There(false) => return self.vanish(NO_UPSTREAM.to_owned()),
-            // The backend is unavailable, and the client must not receive a refusal or a close that looks like one.
+            Answer::Available(false) => return self.close_abruptly(NO_UPSTREAM.to_owned()),
+            // The backend is unavailable. The client must not receive a refusal, or a close that looks like one.
             Answer::Login(Err(LoginError::Failed(fault))) | Answer::Open(Err(fault))
                 if fault.code == ReplyCode::ConnectionForced =>
             {
-                return self.vanish(fault.text.into_owned());
+                return self.close_abruptly(fault.text.into_owned());
             }
             Answer::Login(Ok(login)) => {
                 if let BackendLogin::Broker(identity) = &login {
                     self.core.user_is_external = !identity.is_listed();
-                    // A token names its user.
+                    // The user is named by the token.
                     if identity.user() != handshake.user {
                         identity.user().clone_into(&mut handshake.user);
                         self.core.logs_in(&handshake.user);
@@ -249,7 +249,7 @@ impl AmqpConnection {
             Answer::Login(Err(LoginError::Refused { text, why })) => {
                 self.core.login_refused(&handshake.user, &why);
                 handshake.machine.refuse_login(text);
-                // Recorded now: a client may disconnect before the handshake ends.
+                // Recorded now, since a client may disconnect before the handshake ends.
                 self.core.ends(Ending::Refused, || describe(&ServerEnd::LoginRefused));
             }
             Answer::Login(Err(LoginError::Failed(fault))) => return self.fail(fault, now),
@@ -265,7 +265,7 @@ impl AmqpConnection {
             }
             Answer::Open(Err(fault)) => {
                 let (code, reason) = (fault.code, format!("closed by server: {fault}"));
-                // A limit of this process is logged by whoever counts.
+                // If a limit of this process was exceeded, that has been recorded already.
                 if code == ReplyCode::NotAllowed && !self.core.has_end() {
                     self.core.login_refused(&handshake.user, &fault.text);
                 }
@@ -279,7 +279,7 @@ impl AmqpConnection {
     /// Handles frames of an open connection; returns the number of bytes taken.
     fn take_frames(&mut self, input: &[u8], now: Instant) -> usize {
         let mut taken = 0;
-        // Input not taken because of the backlog is shown again when the client has read some of its output.
+        // Input that is not taken because of the backlog is passed in again when the client has read some output.
         while matches!(self.phase, AmqpPhase::Open(_) | AmqpPhase::Closing)
             && !self.core.is_backlogged()
             && !work::is_turn_over()
@@ -290,7 +290,7 @@ impl AmqpConnection {
                 Ok(None) => break,
                 Err(fault) => {
                     self.fail(fault, now);
-                    // Frame boundaries are lost, so a close-ok could not be recognised.
+                    // Frame boundaries are lost, so close-ok could not be recognised.
                     self.finish();
                     return input.len();
                 }
@@ -368,7 +368,7 @@ impl AmqpConnection {
         Ok(0)
     }
 
-    /// Handles the client's close, which is answered once the session has finished closing.
+    /// Handles the client's connection.close, which is answered once the session has closed.
     fn leave(&mut self, now: Instant) {
         self.note_upstreams();
         if let AmqpPhase::Open(mut session) = std::mem::replace(&mut self.phase, AmqpPhase::Over) {
@@ -420,7 +420,7 @@ impl AmqpConnection {
         self.core.deadline = Some(now + CLOSE_TIMEOUT);
     }
 
-    /// While the server drains: closes an open client once its publishes are confirmed or the time limit has passed.
+    /// During a drain: closes an open client once its publishes are confirmed, or after the time limit.
     fn leave_when_settled(&mut self, now: Instant) {
         if !self.is_open() || !self.core.must_leave() || self.leaves_for_successor(now) {
             return;
@@ -432,18 +432,18 @@ impl AmqpConnection {
             let is_idle = is_settled && self.core.outbox.backlog() == 0;
             self.fail(Fault::new(ReplyCode::ConnectionForced, SHUTDOWN), now);
             if is_idle {
-                // Only its close-ok is missing, and a suspended or vanished client will never send it.
+                // Only close-ok is missing, which a suspended or vanished client never sends.
                 self.core.deadline = Some(now + self.core.shared.config.drain_idle_timeout);
             }
         }
     }
 
-    /// Whether the client sends and expects heartbeats.
+    /// Whether heartbeats are sent and expected.
     fn is_alive(&self) -> bool {
         matches!(self.phase, AmqpPhase::Open(_) | AmqpPhase::Resuming(_))
     }
 
-    /// Records the session's upstream connections while it has them.
+    /// Records the session's upstream connections, for the log, while it has them.
     fn note_upstreams(&mut self) {
         if let (AmqpPhase::Open(session), Some(record)) = (&self.phase, &mut self.core.record)
             && record.upstreams.is_empty()
@@ -452,8 +452,8 @@ impl AmqpConnection {
         }
     }
 
-    /// Counts the channels that have been opened or closed since the last call, for the limits and, in front of an upstream,
-    /// for operators: the broker's sessions count their own for them.
+    /// Updates the counts of open channels, for the limits and, in front of an upstream, for operators. Sessions of the
+    /// broker count their own channels for operators.
     fn count_channels(&mut self) {
         let open = match &self.phase {
             AmqpPhase::Open(session) => session.channel_count(),
@@ -488,7 +488,7 @@ impl ProtocolState for AmqpConnection {
     const CARRIAGE: FrameMapping = FrameMapping::AmqpFrames;
 
     fn new(core: ConnectionCore, now: Instant) -> Self {
-        // A verified certificate is a login by EXTERNAL, which is therefore offered.
+        // A verified certificate permits a login with EXTERNAL, which is therefore offered.
         let external = core.external.as_ref().and_then(|_| core.shared.offer_with_external());
         let machine = ServerHandshake::new(external.unwrap_or_else(|| core.shared.offer()));
         Self {
@@ -540,7 +540,7 @@ impl ProtocolState for AmqpConnection {
         match self.phase {
             AmqpPhase::Open(_) | AmqpPhase::Closing => taken + self.take_frames(&input[taken..], now),
             AmqpPhase::Handshake(_) | AmqpPhase::Resuming(_) => taken,
-            // A client that has closed its connection has nothing to add.
+            // Input after the client's connection.close is discarded.
             AmqpPhase::Leaving(_) | AmqpPhase::Over => input.len(),
         }
     }
@@ -581,13 +581,13 @@ impl ProtocolState for AmqpConnection {
         if let AmqpPhase::Leaving(session) = &mut self.phase {
             match session.handle_nudge(now) {
                 Ok(()) if !session.is_closed() => {}
-                // After close-ok the client would take its messages for published.
+                // With a close-ok, the client would consider its messages published.
                 Err(fault) if session.has_waiting_frames() => {
                     self.fail(fault, now);
-                    // The client has closed, and may not confirm another close.
+                    // The client has closed, and may never answer another close.
                     self.finish();
                 }
-                // Any other error no longer concerns a client that is closing.
+                // Any other error does not matter to a client that is closing.
                 Ok(()) | Err(_) => {
                     self.end_session(now);
                     self.send(connection::CloseOk {});
@@ -681,7 +681,7 @@ impl ProtocolState for AmqpConnection {
         if let Some(session) = session {
             self.end(session, now);
         }
-        // A connection whose socket has failed gets no further.
+        // After a failed socket, this is the last call for the connection.
         self.count_channels();
     }
 
@@ -695,7 +695,7 @@ fn is_method(frame: &Frame<'_>, numbers: [u8; 4]) -> bool {
     frame.kind == FrameKind::Method && frame.payload.starts_with(&numbers)
 }
 
-/// Number of messages that begin in whole frames.
+/// Number of messages that begin in complete frames.
 fn publishes_in(mut bytes: &[u8], frame_max: u32) -> u64 {
     let mut count = 0;
     while let Ok(Some(frame)) = Frame::parse(bytes, frame_max) {
@@ -705,10 +705,10 @@ fn publishes_in(mut bytes: &[u8], frame_max: u32) -> u64 {
     count
 }
 
-/// RabbitMQ's text for a client of a node that stops.
+/// RabbitMQ's text for clients of a node that is shut down.
 pub(crate) const SHUTDOWN: &str = "broker forced connection closure with reason 'shutdown'";
 
-/// Why a client was not admitted that connected while no upstream was available.
+/// The reason why a client was not admitted while no upstream was available.
 const NO_UPSTREAM: &str = "no upstream reachable";
 
 /// Cost of a frame before its method is handled, in nanoseconds.

@@ -9,7 +9,7 @@ use transport::OutBuf;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Destination {
     pub(crate) channel: u16,
-    /// Negotiated, in bytes.
+    /// The negotiated maximum frame size, in bytes.
     pub(crate) frame_max: u32,
 }
 
@@ -33,7 +33,7 @@ pub(crate) fn write_deliver(
     write_message(buf, to, deliver.into(), &delivery.properties(from, false), message.body());
 }
 
-/// Views a received body as one to be sent.
+/// A view of a received body, for sending.
 pub(crate) fn view<'a>(body: &'a Body<'a>) -> BodyView<'a> {
     match body {
         Body::Copied(bytes) => BodyView::Inline(bytes),
@@ -66,7 +66,7 @@ pub(crate) fn write_message(
                 let mut rest = chunk.clone();
                 while !rest.is_empty() {
                     let piece = rest.split_to(rest.len().min(max_piece));
-                    // Cannot truncate: a piece fits a frame, whose length is a u32.
+                    // Cannot truncate: a piece fits into a frame, whose length is a u32.
                     let header = frame::header(FrameKind::Body, to.channel, piece.len() as u32);
                     buf.tail().extend_from_slice(&header);
                     buf.push(piece);

@@ -1,12 +1,12 @@
-//! A channel's unsettled deliveries: delivery tags, prefetch, and the way out to the client.
+//! A channel's unsettled deliveries: delivery tags, prefetch, and the delivery to the client.
 //!
 //! Queues deliver from whichever task publishes; the client's own task settles. Both synchronise here on the
 //! channel's lock, which is taken below a queue's (ARCHITECTURE.md, "Lock order"). So the settling side removes
 //! entries first, and calls their queues after it has released the lock.
 //!
-//! A channel may have very many consumers, so nothing here iterates over all of them. A consumer that cannot
-//! take more notifies its queue and waits for what it lacks: credit of its own (settling one of its deliveries
-//! resumes it), the channel's credit (in a wait queue here), or room in the outbox ([`ConnectionConsumers`]).
+//! A channel may have very many consumers, so nothing here iterates over all of them. A consumer that cannot take more
+//! tells its queue so. It then waits for its own credit (until one of its deliveries is settled), for the channel's
+//! credit (in a wait queue here), or for outbox capacity ([`ConnectionConsumers`]).
 
 mod committed;
 mod connection;
@@ -41,7 +41,7 @@ pub(crate) use traces::{TracePublisher, Traces};
 pub(crate) struct Deliveries {
     connection: Arc<ConnectionConsumers>,
     destination: Destination,
-    /// Allocated for the first consumer or basic.get: very many open channels may only publish or be idle.
+    /// Allocated for the first consumer or basic.get, since very many channels may only publish or be idle.
     inner: Mutex<Option<Box<DeliveringChannel>>, { Rank::ChannelDeliveries as u8 }>,
 }
 
@@ -88,12 +88,12 @@ impl Deliveries {
         inner.as_ref().map_or((0, 0), |inner| (inner.consumers.len(), inner.unsettled_count))
     }
 
-    /// Adds a consumer, which takes nothing until [`Deliveries::activate`]. A `limit` of 0 means no limit.
+    /// Adds a consumer, which accepts nothing until [`Deliveries::activate`]. A `limit` of 0 means no limit.
     pub(crate) fn add_consumer(&self, limit: usize, settling: Settling) -> ConsumerKey {
         let mut inner = self.inner.lock();
         let inner = inner.get_or_insert_default();
         if inner.consumers.capacity() == 0 {
-            // Most channels that consume have a single consumer.
+            // Most channels that consume have one consumer.
             inner.consumers.reserve_exact(1);
         }
         let serial = inner.next_serial;
@@ -129,14 +129,14 @@ impl Deliveries {
         self.inner.lock().get_or_insert_default().channel_limit = limit;
     }
 
-    /// Resumes consumers that lacked credit, one after another, until the channel's credit is used up. Called
-    /// without any lock held, after credit was given back.
+    /// Resumes consumers that lacked credit, one after another, until the channel's credit is used up. Called without any
+    /// lock, after credit was returned.
     pub(crate) fn resume(&self, now: Timestamp) {
         loop {
             let mut lock = self.inner.lock();
             let Some(inner) = lock.as_mut() else { return };
             let next = inner.next_with_credit();
-            // Only this task gives credit back, so a consumer that starts to wait meanwhile has found none.
+            // Only this task returns credit, so a consumer that starts to wait meanwhile has found none.
             let more = !inner.waiting.is_empty();
             drop(lock);
             let Some((queue, id)) = next else { return };
@@ -238,9 +238,9 @@ impl Deliveries {
         }
     }
 
-    /// Whether the oldest delivery has been unsettled for `timeout`. Each call records the next delivery tag,
-    /// which bounds the age of later deliveries without a timestamp for each; the answer is late by one
-    /// interval at most.
+    /// Whether the oldest delivery has been unsettled for `timeout`. Each call records the next delivery tag, which
+    /// bounds the age of later deliveries without a timestamp for each. So the answer is late by at most one interval
+    /// between calls.
     pub(crate) fn is_overdue(&self, now: Instant, timeout: Duration) -> bool {
         let mut inner = self.inner.lock();
         let Some(inner) = inner.as_mut() else { return false };
@@ -255,7 +255,7 @@ impl Deliveries {
         inner.marks.front().is_some_and(|(_, since)| now.saturating_duration_since(*since) >= timeout)
     }
 
-    /// Whether there are deliveries that the client has to settle, or consumers that may get some.
+    /// Whether the client has deliveries to settle, or consumers that may get some.
     pub(crate) fn is_in_use(&self) -> bool {
         self.inner.lock().as_ref().is_some_and(|inner| {
             inner.unsettled_count > 0

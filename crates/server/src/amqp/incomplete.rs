@@ -1,15 +1,15 @@
 //! The memory budget for partially received messages on the embedded broker.
 //!
-//! Each connection may hold [`FREE`] bytes regardless of the others; a connection with more counts towards a
-//! total. When the total is reached, a connection whose client sends more of a body is no longer read and joins
-//! a wait queue. The first in the queue is *admitted*: it continues in spite of the total until its messages are
-//! complete, and then the next one is. Large messages that come at once are thus received one after another, and only
-//! one connection's messages exceed the total. Connections that hold room without using it are ended after
-//! [`TIMEOUT`], which runs only while the total is reached, and not while they wait.
+//! Each connection may hold [`FREE`] bytes regardless of the others; a connection with more counts towards a total. When
+//! the total is reached, a connection whose client sends more of a body is not read any more and joins a wait queue. The
+//! first in the queue is *admitted*: it may exceed the total until its messages are complete, and then the next one is
+//! admitted. So large messages that come at once are received one after another, and only one connection exceeds the
+//! total. Connections that hold bytes without completing their messages are closed after [`TIMEOUT`], which runs only
+//! while the total is reached, and not while they wait.
 //!
-//! Example: with a total of 256 MiB, two clients have sent 127 MiB of 128 MiB each, and a third starts a
-//! message of that size. The third waits after its first 2 MiB, the first client that sends more is admitted
-//! and completes its message, and then there is room for the third.
+//! Example: with a total of 256 MiB, two clients have sent 127 MiB of 128 MiB each, and a third starts a message of that
+//! size. The third waits after its first 2 MiB. The first client that sends more is admitted and completes its message,
+//! which frees capacity for the third.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -24,12 +24,12 @@ use transport::Outbox;
 /// and the first allocation for a body has this size.
 const FREE: usize = 64 * 1024;
 
-/// How long a connection may hold room without completing its messages, or sending [`PROGRESS`] bytes of them,
-/// while others have none: the time that a client has to log in.
+/// How long a connection may hold bytes that others lack without completing its messages, or sending [`PROGRESS`] bytes
+/// of them: the time that a client has to log in.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Bytes per [`TIMEOUT`] that excuse a connection: 128 MiB, the default maximum message size, may take minutes
-/// over a slow link, but no more than five.
+/// Bytes per [`TIMEOUT`] that keep a connection from being closed: 128 MiB, the default maximum message size, may take
+/// minutes over a slow link, but no more than five.
 const PROGRESS: usize = 4 << 20;
 
 /// The budget of all connections.
@@ -37,9 +37,9 @@ const PROGRESS: usize = 4 << 20;
 pub(crate) struct Incomplete {
     /// Bytes counted towards the total.
     bytes: AtomicUsize,
-    /// The total allowed.
+    /// The total allowed, in bytes.
     most: usize,
-    /// The total was reached. Until the count is a quarter below it, connections that send more have to wait.
+    /// Whether the total was reached. Until the count is a quarter below it, connections that send more have to wait.
     is_full: AtomicBool,
     /// Number for the next connection.
     next_id: AtomicU64,
@@ -48,12 +48,12 @@ pub(crate) struct Incomplete {
 
 #[derive(Debug, Default)]
 struct Table {
-    /// Connections that hold counted bytes or wait.
+    /// Connections that count or wait.
     holders: HashMap<u64, Arc<Outbox>>,
-    /// The waiting connections, by their tickets.
+    /// The waiting connections, by ticket.
     line: BTreeMap<u64, u64>,
     next_ticket: u64,
-    /// The connection that continues in spite of the total.
+    /// The connection that may exceed the total.
     admitted: Option<u64>,
 }
 
@@ -66,13 +66,13 @@ pub(crate) struct Holding {
     outbox: Arc<Outbox>,
     /// Bytes that it holds.
     bytes: usize,
-    /// Holds more than [`FREE`] bytes, which are counted in [`Incomplete::bytes`].
+    /// Whether it holds more than [`FREE`] bytes, which are then counted in [`Incomplete::bytes`].
     counts: bool,
-    /// It is in [`Table::holders`]: from when it counts or waits until it holds nothing that counts.
+    /// Whether it is in [`Table::holders`]: from when it counts or waits until it holds nothing that counts.
     is_known: bool,
-    /// Its ticket in the wait queue, from the first refused frame until it is admitted or there is room.
+    /// Its ticket in the wait queue, from the first refused frame until it is admitted or there is capacity.
     ticket: Option<u64>,
-    /// The earliest time since which it holds room that others lack; set by the nudge that announces the shortage.
+    /// Since when it has held bytes that others lack. Set after the nudge that announces the shortage.
     since: Option<Instant>,
     /// Bytes added since then.
     progress: usize,
@@ -97,7 +97,7 @@ impl Incomplete {
     fn add(&self, bytes: usize) {
         let before = self.bytes.fetch_add(bytes, Ordering::AcqRel);
         if before + bytes >= self.most && !self.is_full.swap(true, Ordering::AcqRel) {
-            // They record the time from which they hold room that others lack.
+            // They then record the time from which they hold bytes that others lack.
             self.table.lock().holders.values().for_each(|outbox| outbox.nudge());
         }
     }
@@ -139,7 +139,7 @@ impl Table {
 }
 
 impl Holding {
-    /// The share of a connection that holds nothing.
+    /// The share of a connection that holds nothing yet.
     pub(crate) fn new(all: &Arc<Incomplete>, outbox: &Arc<Outbox>) -> Self {
         Self {
             all: Arc::clone(all),
@@ -154,14 +154,14 @@ impl Holding {
         }
     }
 
-    /// Whether a piece of a body can be taken now. If not, the outbox is nudged when it is worth calling
-    /// [`Holding::has_capacity`].
+    /// Whether a piece of a body can be taken now. If not, the outbox is nudged when [`Holding::has_capacity`] may have
+    /// changed.
     pub(crate) fn takes(&mut self, piece: usize) -> bool {
         if !self.all.is_full() || self.bytes + piece <= FREE {
             return true;
         }
         let mut table = self.all.table.lock();
-        // Checked again under the lock: room freed before the connection waits would not be announced to it.
+        // Checked again under the lock: capacity freed before the connection waits would not be announced to it.
         if !self.all.is_full() || table.admitted == Some(self.id) {
             return true;
         }
@@ -186,7 +186,7 @@ impl Holding {
         self.ticket.is_none()
     }
 
-    /// The bytes held by one of its channels have changed from `before` to `after`.
+    /// Called when the bytes of one of its channels have changed from `before` to `after`.
     pub(crate) fn changed(&mut self, before: usize, after: usize) {
         let old = self.bytes;
         self.bytes = old + after - before;
@@ -195,7 +195,7 @@ impl Holding {
             (false, true) => self.begin_to_count(),
             (true, true) if self.bytes > old => self.all.add(self.bytes - old),
             (true, true) => self.all.sub(old - self.bytes),
-            // Nothing is held after a body that came in one piece or was discarded.
+            // The body came in one piece or was discarded: nothing is held any more.
             (_, false) if self.is_known && self.bytes <= old => self.give_back(old),
             (_, false) => {}
         }
@@ -207,7 +207,7 @@ impl Holding {
         self.all.table.lock().holders.entry(self.id).or_insert_with(|| Arc::clone(&self.outbox));
         self.all.add(self.bytes);
         if self.all.is_full() {
-            // To record the time.
+            // Makes the connection record the time.
             self.outbox.nudge();
         }
     }
@@ -225,8 +225,8 @@ impl Holding {
         }
     }
 
-    /// Called after a nudge: continues if it need not wait any more, and records since when it holds room that
-    /// others lack.
+    /// Called after a nudge: continues if it need not wait any more, and records since when it has held bytes that others
+    /// lack.
     pub(crate) fn look(&mut self, now: Instant) {
         if !self.is_known {
             return;
@@ -235,7 +235,7 @@ impl Holding {
         let is_admitted = table.admitted == Some(self.id);
         if self.ticket.is_some_and(|ticket| !table.line.contains_key(&ticket)) {
             self.ticket = None;
-            // The time during which it waited is not held against it.
+            // The time for which it waited does not count.
             self.since = None;
         }
         drop(table);
@@ -246,13 +246,13 @@ impl Holding {
         self.since = if holds { self.since.or(Some(now)) } else { None };
     }
 
-    /// When the connection is ended unless its messages are complete; `None` if it need not be. Waiting ones
-    /// cannot complete theirs and have no deadline.
+    /// When the connection is closed unless its messages are complete; `None` if nothing is short or the connection
+    /// waits, since it could not complete them then.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.since.filter(|_| self.ticket.is_none()).and_then(|since| since.checked_add(TIMEOUT))
     }
 
-    /// Returns the fault that ends the connection once its deadline has passed without enough progress.
+    /// Returns the fault that closes the connection once its deadline has passed without enough progress.
     ///
     /// # Errors
     /// 506 RESOURCE_ERROR.
@@ -292,7 +292,7 @@ mod tests {
         Holding::new(all, &Arc::new(Outbox::new(MIB)))
     }
 
-    /// Sends `bytes` of a message if they can be taken.
+    /// Takes `bytes` of a message if they can be taken.
     fn send(holding: &mut Holding, bytes: usize) -> bool {
         let takes = holding.takes(bytes);
         if takes {
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn those_in_line_are_admitted_one_after_the_other_as_messages_are_completed() {
+    fn waiting_connections_are_admitted_in_order_as_messages_complete() {
         let now = Instant::now();
         let all = Incomplete::new(MIB);
         let mut others = [holding(&all), holding(&all)];
@@ -332,7 +332,7 @@ mod tests {
         assert!(others.iter_mut().all(|other| !send(other, MIB)));
         first.changed(MIB + FREE, 0);
         others.iter_mut().for_each(|other| other.look(now));
-        assert!(others.iter().all(Holding::has_capacity), "there is room");
+        assert!(others.iter().all(Holding::has_capacity), "capacity is free");
         assert!(others.iter_mut().all(|other| send(other, MIB)), "and the second of them is admitted");
     }
 
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn capacity_that_is_not_used_is_given_back_after_a_while_and_those_in_line_are_not_blamed() {
+    fn unused_capacity_is_revoked_and_waiting_connections_are_not_closed() {
         let now = Instant::now();
         let all = Incomplete::new(MIB);
         let (mut idle, mut admitted, mut waiting) = (holding(&all), holding(&all), holding(&all));

@@ -1,8 +1,8 @@
 //! Answers that wait for the disk.
 //!
-//! A durable declaration is answered once it is on disk, and so are commits and purges. To spare clients that
-//! declare many things in a row a wait for the disk each time, the answers of a run of declarations wait
-//! together; any other frame is not handled until they have been sent.
+//! A durable declaration is answered once it is on disk, and so are commits and purges. If every declaration waited
+//! alone, a client that declares many things would wait for the disk each time. So the answers of consecutive
+//! declarations wait together, and no other frame is handled until they have been sent.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use amqp::method::Method;
 use broker::{DiskPoint, Store, Waiter};
 use transport::Outbox;
 
-/// Bytes of waiting answers at which the client is no longer read.
+/// Bytes of waiting answers above which the client is not read.
 const MAX_PENDING_ANSWERS: usize = 64 * 1024;
 
-/// Class ids of exchange.* and queue.*, and the method id of queue.purge, which concerns messages.
+/// Class ids of exchange.* and queue.*, and the method id of queue.purge, which changes messages.
 const EXCHANGE: u16 = 40;
 const QUEUE: u16 = 50;
 const QUEUE_PURGE: u16 = 30;
@@ -29,9 +29,9 @@ pub(crate) struct AnswersWaitingForDisk {
 #[derive(Default)]
 struct PendingAnswer {
     bytes: Vec<u8>,
-    /// The writes that they wait for; empty if nothing waits.
+    /// The writes that the answers wait for; empty if none waits.
     until: DiskPoint,
-    /// A frame was refused because it has to wait for the answers.
+    /// Whether a frame was refused because it has to wait for the answers.
     blocking: bool,
 }
 
@@ -52,7 +52,7 @@ impl AnswersWaitingForDisk {
         }
     }
 
-    /// Holds later answers until everything in `point` is on disk.
+    /// Makes later answers wait until everything in `point` is on disk.
     pub(crate) fn hold_until(&self, point: DiskPoint, store: &Store, waiter: &Arc<dyn Waiter>) {
         let mut pending = self.pending.borrow_mut();
         let until = pending.until.and(store.missing(point));
@@ -62,7 +62,7 @@ impl AnswersWaitingForDisk {
         }
     }
 
-    /// Whether a frame may be taken while answers wait. If not, it has to be shown again once none does.
+    /// Whether a frame may be taken while answers wait. If not, it has to be passed in again once none waits.
     pub(crate) fn lets_pass(&self, frame: &Frame<'_>) -> bool {
         let mut pending = self.pending.borrow_mut();
         let passes = !pending.waits() || (pending.bytes.len() < MAX_PENDING_ANSWERS && is_declaration(frame));
@@ -81,7 +81,7 @@ impl AnswersWaitingForDisk {
         !self.pending.borrow().waits()
     }
 
-    /// Sends the waiting answers if everything they wait for is on disk.
+    /// Sends the waiting answers if everything that they wait for is on disk.
     pub(crate) fn release(&self, store: &Store, outbox: &Outbox) {
         let mut pending = self.pending.borrow_mut();
         if pending.waits() && store.missing(pending.until).is_empty() {

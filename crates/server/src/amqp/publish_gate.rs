@@ -1,5 +1,5 @@
-//! Pauses publishers while too many bytes wait to be written to disk, or to be moved from memory to disk, while a queue
-//! has its consumers catch up, and until their next turn if one turn was not enough for their publishes.
+//! Pauses publishers while too many bytes wait to be written to disk or paged out, while a queue lets its consumers catch
+//! up, and until their next turn if one turn was not enough for their publishes.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -10,10 +10,11 @@ use transport::Outbox;
 
 /// Pauses one connection.
 pub(crate) struct PublishGate {
-    /// It waits for room, or for its next turn.
+    /// Whether it waits for capacity or for its next turn.
     paused: Cell<bool>,
     signal: Arc<Signal>,
-    /// The signal for which it waits while a queue holds it. Each hold has one of its own: an earlier one must not end it.
+    /// The signal that ends a queue's hold, if there is one. Each hold has its own signal, so that an earlier one does
+    /// not end it.
     hold_signal: RefCell<Option<Arc<Signal>>>,
 }
 
@@ -49,16 +50,16 @@ impl PublishGate {
         !self.paused.get() && self.hold_signal.borrow().is_none()
     }
 
-    /// Pauses until there is room, which nudges the outbox.
+    /// Pauses until there is capacity, which nudges the outbox.
     pub(crate) fn pause(&self, vhost: &VirtualHost) {
         if !self.paused.replace(true) {
-            // One that was given for an earlier pause, or a turn, is not for this one.
+            // A signal left over from an earlier pause or turn must not end this pause.
             self.signal.take();
             vhost.wait_for_capacity(self.signal.clone());
         }
     }
 
-    /// Pauses after a flush if there is no room, or if a queue holds the publisher; returns whether one does.
+    /// Pauses after a flush if there is no capacity, or if a queue holds the publisher; returns whether one does.
     pub(crate) fn after(&self, flushed: &Flushed, vhost: &VirtualHost, now: Timestamp) -> bool {
         if flushed.full {
             self.pause(vhost);
@@ -68,18 +69,18 @@ impl PublishGate {
         let signal = Signal::new(Arc::clone(&self.signal.outbox));
         let waiter: Arc<dyn Waiter> = Arc::<Signal>::clone(&signal);
         let is_on_hold = hold.wait(&waiter, now);
-        // It may have been given already, with a nudge that is still to be handled.
+        // The signal may have been given already, with a nudge that has yet to be handled.
         *hold_signal = is_on_hold.then_some(signal);
         is_on_hold
     }
 
-    /// Pauses until the connection's next turn: nudges the outbox now.
+    /// Pauses until the connection's next turn, for which the outbox is nudged.
     pub(crate) fn pause_for_turn(&self) {
         self.paused.set(true);
         self.signal.wake();
     }
 
-    /// Called after a nudge: resumes if no queue holds the publisher, and there is room that others have not taken meanwhile.
+    /// Called after a nudge: resumes if no queue holds the publisher, and there is still capacity.
     pub(crate) fn resume(&self, vhost: &VirtualHost) {
         self.hold_signal.borrow_mut().take_if(|signal| signal.take());
         if self.paused.get() && self.signal.take() {
@@ -101,7 +102,7 @@ mod tests {
 
     use super::*;
 
-    /// A consumer whose connection is busy, and that takes nothing for the moment.
+    /// A consumer whose connection is busy, and which takes no messages.
     struct Late;
 
     impl Consumer for Late {
@@ -148,7 +149,7 @@ mod tests {
         publish_gate.pause_for_turn();
         publish_gate.resume(&vhost);
         assert!(!publish_gate.is_open());
-        // While it is held it is not held again.
+        // A held publisher is not held again.
         for _ in 0..10 {
             let (flushed, now) = flush();
             assert!(!publish_gate.after(&flushed, &vhost, now));

@@ -5,8 +5,8 @@ use std::time::Instant;
 use amqp::{Fault, Frame};
 use proxy::Export;
 
-/// The backend's side of one open connection: the embedded broker's or an upstream's. It answers through the
-/// connection's outbox, which it was created with.
+/// The backend's side of an open connection, on the embedded broker or at an upstream. It answers through the
+/// connection's outbox.
 pub(crate) trait BackendSession: Send {
     /// Handles a frame of any channel but 0, together with following bytes in `rest` that belong to the same
     /// message; returns the number of bytes taken from `rest`.
@@ -14,23 +14,23 @@ pub(crate) trait BackendSession: Send {
     /// # Errors
     /// A fault that ends the connection. The session handles faults that end a channel itself.
     fn handle_frame(&mut self, frame: Frame<'_>, rest: &[u8], now: Instant) -> Result<usize, Fault>;
-    /// Called after an error of [`BackendSession::handle_frame`]: whether that is none, since the frame waits for an answer of
-    /// somebody else. [`BackendSession::has_capacity`] returns false until it has come.
+    /// Called after an error of [`BackendSession::handle_frame`]: whether the frame has only been deferred, until another
+    /// party answers. [`BackendSession::has_capacity`] returns false until then.
     fn take_deferral(&mut self) -> Option<Deferral> {
         None
     }
-    /// Whether a frame can be taken now. If not, it is shown again once [`BackendSession::has_capacity`] returns true; the
-    /// outbox is nudged then.
+    /// Whether a frame can be taken now. If not, it is passed in again once [`BackendSession::has_capacity`] returns
+    /// true, which a nudge of the outbox announces.
     fn takes(&mut self, frame: &Frame<'_>, now: Instant) -> bool;
-    /// Called at the end of a batch of frames that were read at once: flushes publishes. Those that do not fit
-    /// into the turn follow in the next, before [`BackendSession::has_capacity`] allows more.
+    /// Called at the end of a batch of frames: flushes publishes. Those that do not fit into the turn follow in the next
+    /// turn, before [`BackendSession::has_capacity`] allows more.
     fn flush(&mut self, now: Instant);
     /// Called after another task has nudged the outbox.
     ///
     /// # Errors
     /// A fault that ends the connection.
     fn handle_nudge(&mut self, now: Instant) -> Result<(), Fault>;
-    /// Called when the connection's outbox has room again.
+    /// Called when the connection's outbox has capacity again.
     fn handle_capacity(&mut self, now: Instant);
     /// The latest time at which to call [`BackendSession::handle_deadline`].
     fn next_deadline(&self) -> Option<Instant>;
@@ -41,8 +41,8 @@ pub(crate) trait BackendSession: Send {
     fn handle_deadline(&mut self, now: Instant) -> Result<(), Fault>;
     /// Whether more frames can be taken. If not, the outbox is nudged when they can.
     fn has_capacity(&self) -> bool;
-    /// connection.update-secret: a new password or token for the same user. Returns true if the client is to be
-    /// answered now; otherwise the session answers or faults later.
+    /// Handles connection.update-secret: a new password or token of the same user. Returns true if the client has to be
+    /// answered now; otherwise the session answers or fails later.
     ///
     /// # Errors
     /// A fault that ends the connection.
@@ -53,23 +53,22 @@ pub(crate) trait BackendSession: Send {
     fn upstreams(&self) -> Vec<String> {
         Vec::new()
     }
-    /// Whether no publish of the client is unconfirmed. If not, the outbox is nudged when it is worth asking again.
+    /// Whether all publishes of the client are confirmed. If not, the outbox is nudged when that may have changed.
     fn is_settled(&self) -> bool;
-    /// Takes the next step on the client's way to another process, which continues with its socket.
+    /// Takes the next step of handing the client over to another process.
     fn export(&mut self, _now: Instant) -> Export {
         Export::Impossible("its session is in this process alone")
     }
-    /// The client closes its connection: flushes its publishes and releases everything it holds. Returns true
-    /// if that is done, so that the client can be answered; otherwise the outbox is nudged when
-    /// [`BackendSession::is_closed`].
+    /// Called for connection.close: flushes publishes and releases everything. Returns true if that is done, so that the
+    /// client can be answered; otherwise the outbox is nudged when [`BackendSession::is_closed`].
     fn close(&mut self, now: Instant) -> bool;
     /// Whether [`BackendSession::close`] has finished.
     fn is_closed(&self) -> bool;
-    /// Whether frames of the client have not gone out yet, after [`BackendSession::close`].
+    /// Whether frames of the client have not been forwarded yet, after [`BackendSession::close`].
     fn has_waiting_frames(&self) -> bool {
         false
     }
-    /// Whether a close that has not finished in time may be answered: nothing that the client was promised depends on it.
+    /// Whether a close that has not finished in time may be answered, since no confirmed publish depends on it.
     fn has_stored_publishes(&self) -> bool {
         true
     }
@@ -86,12 +85,12 @@ pub(crate) trait BackendSession: Send {
     }
 }
 
-/// A frame that waits.
+/// The part of the input that is deferred.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Deferral {
-    /// It is shown again.
+    /// The frame, which is passed in again.
     Frame,
-    /// The session has it, and what follows waits.
+    /// The frames after this one, which the session has taken.
     Rest,
 }
 

@@ -9,7 +9,7 @@ mod fairness;
 mod firehose;
 mod flow;
 mod incomplete;
-// Only debug builds know which locks a thread takes.
+// Only debug builds record the locks that a thread takes.
 #[cfg(debug_assertions)]
 mod locks;
 mod memory;
@@ -44,7 +44,7 @@ fn server_of(broker: Arc<Broker>) -> Arc<Shared> {
     simulated::server_of(broker, Clock::start(), 1).shared()
 }
 
-/// A client and the server's end of its connection.
+/// A client, and the server's side of its connection.
 struct Conversation {
     shared: Arc<Shared>,
     connection: ClientConnection<AmqpConnection>,
@@ -94,7 +94,7 @@ impl Conversation {
         self.unconsumed.drain(..taken);
     }
 
-    /// Sends frames in one read, and returns the names and channels of the methods that come back.
+    /// Sends frames in one read, and returns descriptions of the received methods.
     fn call(&mut self, write: impl FnOnce(&mut Vec<u8>)) -> Vec<String> {
         let mut bytes = Vec::new();
         write(&mut bytes);
@@ -253,7 +253,7 @@ fn declare_on(out: &mut Vec<u8>, channel: u16) {
 }
 
 #[test]
-fn heartbeats_are_sent_when_idle_and_a_silent_peer_is_given_up() {
+fn heartbeats_are_sent_when_idle_and_a_silent_peer_is_disconnected() {
     let mut conversation = Conversation::open(&server(), 2);
     let mut heartbeats = 0;
     while conversation.connection.intent() == Intent::Run {
@@ -261,13 +261,13 @@ fn heartbeats_are_sent_when_idle_and_a_silent_peer_is_given_up() {
         let now = conversation.now;
         conversation.connection.handle_deadline(now);
         heartbeats += conversation.received().len();
-        assert!(heartbeats < 10, "still waiting for a dead peer");
+        assert!(heartbeats < 10, "a silent peer is still connected");
     }
     assert!((3..=5).contains(&heartbeats), "{heartbeats} heartbeats in two intervals");
 }
 
 #[test]
-fn a_client_that_does_not_log_in_is_given_up() {
+fn a_client_that_does_not_log_in_in_time_is_disconnected() {
     let mut conversation = Conversation::connect(&server());
     conversation.send(&PROTOCOL_HEADER[..4]);
     let deadline = conversation.connection.next_deadline().unwrap();

@@ -13,9 +13,9 @@ pub struct Exceeded([[Tally; SCOPES.len()]; KINDS.len()]);
 #[derive(Debug, Default)]
 struct Tally {
     count: AtomicU64,
-    /// The count at the last log entry, and below it the second of that entry, counted from 1 since the process
-    /// first looked.
+    /// The count at the last log entry.
     logged: AtomicU64,
+    /// The second of the last log entry, counted from 1 since the first call; 0 before.
     logged_in: AtomicU64,
 }
 

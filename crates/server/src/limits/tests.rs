@@ -14,7 +14,7 @@ fn reached(what: Limited, scope: Scope, most: usize) -> LimitReached {
 }
 
 #[test]
-fn a_place_given_back_can_be_taken_again() {
+fn a_released_connection_can_be_admitted_again() {
     let counter = counter(2, 1, 0);
     let place = counter.enter(Some(HERE)).unwrap();
     assert_eq!(counter.enter(Some(HERE)).unwrap_err(), reached(Limited::Connections, Scope::PerIp, 1));
@@ -102,7 +102,7 @@ fn a_refusal_by_the_rate_of_all_counts_for_nobody() {
 }
 
 #[test]
-fn strangers_are_forgotten_when_their_rate_is_back() {
+fn addresses_are_forgotten_once_their_rate_has_recovered() {
     let limits = Limits { connection_rate: Scopes { total: 0, per_ip: 1, per_user: 0 }, ..Limits::default() };
     let mut members: Members<usize> = Members::default();
     let counter = ConnectionCounter::new(limits);

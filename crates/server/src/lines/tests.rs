@@ -11,15 +11,15 @@ impl LineReport for Plain {
     }
 }
 
-/// Far more than any wait takes.
+/// Far longer than any wait takes.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 fn to_file(path: &std::path::Path) -> LineWriter {
     LineWriter::start("lines", LineTarget::File(path.to_owned()), Plain).unwrap()
 }
 
-/// A pipe that the thread writes to, with so much in it that the first line does not fit: the end to read from, and a writer
-/// whose thread is stuck in that line.
+/// A pipe that the thread writes to, and that is too full for the first line: its reading side, and a writer whose thread
+/// is blocked in that line.
 fn blocked() -> (BufReader<PipeReader>, LineWriter) {
     let (reader, stream) = std::io::pipe().unwrap();
     let writer = LineWriter::start_on("lines", stream, Plain).unwrap();
@@ -80,7 +80,7 @@ fn a_flush_waits_for_all_lines_so_far() {
     assert_eq!(std::fs::read_to_string(path).unwrap().lines().count(), 1000);
 }
 
-/// Queues a line for each that it is given, as clients may that continue logging.
+/// Queues another line for each line that it writes, like clients that continue logging.
 struct Echo(Arc<std::sync::OnceLock<Arc<LineQueue>>>);
 
 impl Write for Echo {

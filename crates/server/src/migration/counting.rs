@@ -1,4 +1,4 @@
-//! How many messages the queues that have moved have at the other broker.
+//! Counts the messages of migrated queues at the other broker.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use super::run::{CHANNEL, CHECK_INTERVAL, close};
 use super::{MoveContext, MoveLoginError};
 use crate::upstream::client::{AmqpClient, ClientEvent};
 
-/// How long the other broker may take for an answer.
+/// The time limit for an answer of the other broker.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Asks for the queues of all virtual hosts, one after the other.
+/// Requests the counts of the queues of all virtual hosts, one after the other.
 pub(super) async fn count(context: &MoveContext) -> Result<(), MoveLoginError> {
     let all = context.progress.all(&context.broker);
-    // Counts that were known before the last messages moved are outdated.
+    // Earlier counts may be from before the last messages moved.
     context.progress.forget_counts();
     for vhost in context.vhosts() {
         let of_vhost = all.iter().filter(|moved| *moved.vhost == *vhost.name());
@@ -36,18 +36,18 @@ pub(super) async fn count(context: &MoveContext) -> Result<(), MoveLoginError> {
     Ok(())
 }
 
-/// Why not all queues were asked for.
+/// The reason why not all queues were counted.
 pub(super) enum AskError {
     /// There is no session at the other broker.
     Login(MoveLoginError),
-    /// The queue with this index was not asked for, nor were those behind it.
+    /// The queue with this index, and all later ones, were not counted.
     Queue(usize, String),
 }
 
-/// Passes the number of messages of each queue's namesake at the other broker to `each`, and `None` if there is no such queue.
+/// Passes the message count of each queue's namesake at the other broker to `each`; `None` if there is no such queue.
 ///
 /// # Errors
-/// The other broker cannot be asked, or answers something else for one of them.
+/// The other broker is unreachable, or gives another answer for a queue.
 pub(super) async fn ask(
     context: &MoveContext,
     vhost: &VirtualHost,
@@ -104,7 +104,7 @@ async fn answer(client: &mut AmqpClient) -> Result<TargetQueue, Fault> {
                 Err(fault) => Poll::Ready(Err(fault)),
             }
         });
-        // Elapsed, it is time for another look.
+        // After a timeout, `read` is tried again.
         if let Ok(answered) = tokio::time::timeout(CHECK_INTERVAL, answered).await {
             return answered;
         }

@@ -1,8 +1,8 @@
-//! The exchanges by which messages leave: their record on this disk, and their deletion at the other broker.
+//! The exchanges through which messages leave: their record on this disk, and their deletion at the other broker.
 //!
-//! An exchange is on record before it is made. The next move between the same brokers deletes those that a crash has left there
-//! before it makes any itself. Their names hold this broker's id, so that they are nobody else's, and of a broker one move at a
-//! time is under way.
+//! An exchange is recorded before it is created. The next migration between the same brokers deletes those that a crash
+//! left behind, before it creates any itself. Their names contain this broker's id, so that they are never another
+//! broker's, and a broker has one migration at a time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, OpenOptions};
@@ -27,23 +27,23 @@ use crate::upstream::client::{AmqpClient, ClientEvent, announced};
 use crate::upstream::multiplexing::task::OpenError;
 use crate::upstream::open_refusal::OpenRefusal;
 
-/// Deletions that are under way at a time on a channel.
+/// Unanswered deletions on a channel.
 const WINDOW: usize = 64;
 
 /// Class and method id of exchange.delete.
 const DELETE: (u16, u16) = (40, 20);
 
-/// Exchanges of a virtual host that are written to the record at once: a line of it.
+/// Exchanges of a virtual host that are recorded together, as one line.
 pub(super) const AT_ONCE: usize = 1_000;
 
 /// The record of exchanges that may be at other brokers.
 #[derive(Debug)]
 pub struct ExchangeRecord {
-    /// `None` if nothing is to be stored: a crash then leaves nothing that could be known later.
+    /// `None` if nothing is stored: a crash then leaves no data from which the exchanges could be known.
     path: Option<PathBuf>,
     /// The addresses of the other broker.
     other: BTreeSet<String>,
-    /// The lines that remain once everything of this move is deleted. Set before the move makes its first exchange.
+    /// The lines that remain once all exchanges of this migration are deleted. Set before it creates its first exchange.
     rest: OnceLock<Vec<RecordedExchanges>>,
 }
 
@@ -56,12 +56,12 @@ struct RecordedExchanges {
 }
 
 impl ExchangeRecord {
-    /// The record in the file, for a move between this broker and the one with the addresses.
+    /// The record in the file, for a migration between this broker and the one at these addresses.
     pub fn new(path: Option<PathBuf>, other: &[String]) -> Self {
         Self { path, other: other.iter().cloned().collect(), rest: OnceLock::new() }
     }
 
-    /// Lines that are not whole are left out: the exchanges were not made.
+    /// Incomplete lines are skipped, since their exchanges were not created.
     fn read(path: &Path) -> io::Result<Vec<RecordedExchanges>> {
         let text = match fs::read(path) {
             Ok(text) => text,
@@ -75,7 +75,7 @@ impl ExchangeRecord {
     /// Adds a line, which is on disk on return.
     fn append(path: &Path, line: &RecordedExchanges) -> io::Result<()> {
         let mut file = OpenOptions::new().append(true).create(true).mode(MODE).open(path)?;
-        // A line before it that is not whole ends here.
+        // Ends an incomplete line before it.
         let mut bytes = vec![b'\n'];
         serde_json::to_writer(&mut bytes, line)?;
         bytes.push(b'\n');
@@ -98,8 +98,8 @@ impl ExchangeRecord {
         replace_private_file(path, &bytes)
     }
 
-    /// Does something with the file, if there is one, in a thread of its own. Returns `None` after a failure, which is logged:
-    /// nothing but an exchange that stays at the other broker comes of it.
+    /// Runs an operation on the file, if there is one, in its own thread. Returns `None` after a failure, which is
+    /// logged: the only consequence is an exchange left at the other broker.
     async fn with_file<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Path) -> io::Result<T> + Send + 'static,
@@ -114,8 +114,8 @@ impl ExchangeRecord {
         .ok()
     }
 
-    /// Records exchanges that are about to be made.
-    pub(super) async fn will_make(&self, vhost: &str, exchanges: Vec<String>) {
+    /// Records exchanges that are about to be created.
+    pub(super) async fn record_new(&self, vhost: &str, exchanges: Vec<String>) {
         if exchanges.is_empty() {
             return;
         }
@@ -123,7 +123,7 @@ impl ExchangeRecord {
         self.with_file(move |path| Self::append(path, &line)).await;
     }
 
-    /// Forgets the exchanges of this move: all of them are deleted.
+    /// Forgets the exchanges of this migration, all of which are deleted.
     async fn all_deleted(&self) {
         if let Some(rest) = self.rest.get().cloned() {
             self.with_file(move |path| Self::write(path, &rest)).await;
@@ -131,7 +131,8 @@ impl ExchangeRecord {
     }
 }
 
-/// Deletes the exchanges that earlier moves have left at the other broker. None of this move may be there yet.
+/// Deletes the exchanges that earlier migrations have left at the other broker. Must precede the first exchange of this
+/// one.
 pub(super) async fn delete_left(context: &MoveContext) {
     let record = &context.exchanges;
     let Some(lines) = record.with_file(ExchangeRecord::read).await else { return };
@@ -157,11 +158,11 @@ pub(super) async fn delete_left(context: &MoveContext) {
     }
     let remaining = rest.clone();
     record.with_file(move |path| ExchangeRecord::write(path, &remaining)).await;
-    // This is the one place that sets it.
+    // Set here only.
     let _ = record.rest.set(rest);
 }
 
-/// Deletes the exchanges that runs of this move have left which could not end in order.
+/// Deletes the exchanges left by runs of this migration that did not end in order.
 pub(super) async fn delete_own(context: &MoveContext) {
     let mut by_vhost: BTreeMap<Arc<str>, Vec<Arc<str>>> = BTreeMap::new();
     for (vhost, queue) in context.progress.left_exchanges() {
@@ -177,14 +178,14 @@ pub(super) async fn delete_own(context: &MoveContext) {
     }
 }
 
-/// Deletes exchanges of a virtual host of the other broker; returns those that are certainly not there any more.
+/// Deletes exchanges in a virtual host of the other broker; returns those that certainly do not exist any more.
 async fn delete_in<'n>(context: &MoveContext, vhost: &str, names: &'n [String]) -> Vec<&'n str> {
     let mut client = match context.connect(vhost, false).await {
         Ok(client) => client,
         Err(OpenError::Refused(fault))
             if OpenRefusal::of(&fault, vhost, &context.user) == OpenRefusal::NoVirtualHost =>
         {
-            // They went with their virtual host.
+            // They were deleted with their virtual host.
             return names.iter().map(|name| &**name).collect();
         }
         Err(error) => {
@@ -199,7 +200,8 @@ async fn delete_in<'n>(context: &MoveContext, vhost: &str, names: &'n [String]) 
     deletions.gone
 }
 
-/// Deletes the exchange of a run, at its connection, whose channel is open. Returns whether it is certainly not there any more.
+/// Deletes a run's exchange on its connection, whose channel is open. Returns whether it certainly does not exist any
+/// more.
 pub(super) async fn delete_one(client: &mut AmqpClient, name: String) -> bool {
     let names = [name];
     let mut deletions = Deletions::new(&names, true);
@@ -207,11 +209,11 @@ pub(super) async fn delete_one(client: &mut AmqpClient, name: String) -> bool {
     !deletions.gone.is_empty()
 }
 
-/// Exchanges that are being deleted, one after the other.
+/// The deletion of exchanges, one after the other.
 struct Deletions<'n> {
     names: &'n [String],
     is_open: bool,
-    /// How many have been asked for, and how many of these answered.
+    /// Number of deletions sent, and of those answered.
     sent: usize,
     answered: usize,
     /// Names of exchanges that no longer exist.
@@ -223,7 +225,7 @@ impl<'n> Deletions<'n> {
         Self { names, is_open, sent: 0, answered: 0, gone: Vec::new() }
     }
 
-    /// Deletes them, as far as the other broker answers.
+    /// Deletes the exchanges, as far as the other broker answers.
     async fn run(&mut self, client: &mut AmqpClient) {
         let (mut answered, mut since) = (0, transport::now());
         while self.answered < self.names.len() {
@@ -234,7 +236,7 @@ impl<'n> Deletions<'n> {
                     turn => Poll::Ready(turn),
                 }
             });
-            // Elapsed, it is time for another look.
+            // After a timeout, another turn is taken.
             if let Ok(Err(fault)) = tokio::time::timeout(CHECK_INTERVAL, turn).await {
                 return tracing::warn!(%fault, "migration exchanges left on the other broker");
             }
@@ -253,7 +255,7 @@ impl<'n> Deletions<'n> {
             match event {
                 ClientEvent::Method(CHANNEL, Method::ExchangeDeleteOk(_)) => self.handle_answer(Ok(())),
                 ClientEvent::Method(CHANNEL, Method::ChannelClose(close)) => {
-                    // It has taken those behind it with it.
+                    // The closed channel has taken the later requests with it.
                     (self.sent, self.is_open) = (self.answered + 1, false);
                     self.handle_answer(Err(announced(&close)));
                 }
@@ -277,8 +279,8 @@ impl<'n> Deletions<'n> {
         self.answered += 1;
         match answer {
             Ok(()) => self.gone.push(name),
-            // Not every broker deletes what is not there. The channel may have ended by what was asked before, such as a queue
-            // that is not there: then the exchange may be.
+            // Not every broker ignores the deletion of a missing exchange. The channel may also have been closed because
+            // of an earlier request, such as for a missing queue: then the exchange may exist.
             Err(fault) if fault.code == ReplyCode::NotFound && fault.method == DELETE => self.gone.push(name),
             Err(fault) => {
                 tracing::warn!(exchange = name, %fault, "migration exchange left on the other broker")

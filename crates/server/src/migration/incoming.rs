@@ -1,4 +1,4 @@
-//! A queue's messages on their way from the queue of the same name at the other broker.
+//! Moves a queue's messages here, from the queue of the same name at the other broker.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -16,20 +16,20 @@ use super::origin::first_exchange;
 use super::run::{CHANNEL, MAX_RUN, MoveStep, MoveTurns, RunEnd, close, drive};
 use crate::upstream::client::{AmqpClient, ClientEvent, ContentMethod, ReceivedMessage};
 
-/// Messages that the other broker sends before the first of them is acknowledged.
+/// Prefetch of the consumer at the other broker.
 const PREFETCH: u16 = 1_000;
 
-/// Why messages of a queue do not move that would be deleted with them.
+/// The reason why messages of a queue do not move that would be deleted with it.
 const AUTO_DELETE: &str =
     "an auto-delete queue would be deleted there when its messages have come: they stay, for its consumers";
 
-/// The consumer's tag, by which operators there recognise it.
+/// The consumer tag, by which operators there recognise the consumer.
 const TAG: &str = "leveret-move";
 
-/// How long nothing comes before the queue is asked whether it has anything.
+/// Time without a message after which the queue there is checked for messages.
 const LINGER: Duration = Duration::from_millis(500);
 
-/// Nanoseconds charged for a message that is read and stored.
+/// Nanoseconds charged for reading and storing a message.
 const STORE: u32 = 2_000;
 
 /// Consumes the queue's messages there until none is left.
@@ -42,10 +42,10 @@ pub(super) async fn run(moving: &MovingQueue) -> RunEnd {
     incoming.begin();
     let end = drive(&mut incoming).await;
     incoming.give_back();
-    // A queue that is only here has nothing to move.
+    // A queue that exists only here has nothing to move.
     let is_unknown = end == RunEnd::Missing && incoming.there.is_none();
     if let Some(client) = incoming.client.take() {
-        // Deliveries without an acknowledgement return to their queue there.
+        // Unacknowledged deliveries return to their queue there.
         close(client).await;
     }
     if is_unknown { RunEnd::Empty } else { end }
@@ -54,36 +54,36 @@ pub(super) async fn run(moving: &MovingQueue) -> RunEnd {
 /// A connection to the other broker, and the messages from it.
 pub(super) struct IncomingMove<'m> {
     moving: &'m MovingQueue,
-    /// Taken at the end.
+    /// `None` once the run has ended.
     client: Option<AmqpClient>,
     /// Messages of this turn, with their delivery tags.
     arrived: Vec<(u64, ForeignMessage)>,
-    /// Delivery tags of stored messages, and the log position that has to be on disk before they are acknowledged.
+    /// Delivery tags of stored messages, each with the log position that has to be on disk before the acknowledgement.
     stored: VecDeque<(u64, Option<Lsn>)>,
-    /// Messages that the queue there had when it was asked last.
+    /// The message count of the queue there at the last check.
     there: Option<u32>,
-    /// Since when nothing has come.
+    /// Since when no message has arrived.
     idle_since: Instant,
-    /// Set while the queue there is asked again.
+    /// Whether a check of the queue there is unanswered.
     is_asked: bool,
-    /// Set when the queue there has messages, until they are asked for.
+    /// Whether the last check has found messages for which no consumer was started yet.
     is_wanted: bool,
-    /// The messages of this run, after which another one begins: no more than the queue here has room for, since their own
-    /// queue may count how often they return. They are acknowledged together at the end. `None` for any number.
+    /// The maximum of messages in this run: no more than fit into the queue here, since the queue there may count how
+    /// often they are requeued. They are acknowledged together at the end. `None` for no limit.
     limit: Option<u64>,
-    /// The delivery tag up to which that is due.
+    /// The delivery tag up to which messages have to be acknowledged.
     to_acknowledge: Option<u64>,
     /// Messages that this run has stored.
     count: u64,
-    /// Set by a message that this broker cannot take.
+    /// Set if this broker cannot take a message.
     trouble: Option<RunEnd>,
     cancelling: Cancelling,
     begun: Instant,
     heard_at: Instant,
 }
 
-/// Whether the consumer is to end, for the time of the run is over: what has been delivered is still stored, as messages that
-/// return to their queue may count as failed there.
+/// The state of cancelling the consumer when the run's time is over. Messages delivered until then are still stored,
+/// since requeued ones may count as failed there.
 #[derive(Debug, PartialEq, Eq)]
 enum Cancelling {
     No,
@@ -122,7 +122,7 @@ impl<'m> IncomingMove<'m> {
         client.send(CHANNEL, queue::Declare { queue: queue.name(), passive: true, ..Default::default() });
     }
 
-    /// Asks for messages, behind all other consumers.
+    /// Consumes, with a lower priority than all other consumers.
     fn consume(&mut self) {
         let Some(client) = &mut self.client else { return };
         let arguments: FieldTable = [("x-priority", FieldValue::I32(-1000))].into_iter().collect();
@@ -135,7 +135,7 @@ impl<'m> IncomingMove<'m> {
         client.send(CHANNEL, basic::Consume { queue, consumer_tag: TAG, arguments, ..Default::default() });
     }
 
-    /// Returns messages that have come and are not stored to their queue there, as unread. Without this they would count as
+    /// Requeues messages that have arrived and are not stored. If they returned with the connection, they would count as
     /// failed there.
     fn give_back(&mut self) {
         let Some(client) = &mut self.client else { return };
@@ -145,13 +145,13 @@ impl<'m> IncomingMove<'m> {
         client.send(CHANNEL, basic::Cancel { consumer_tag: TAG, no_wait: true });
         // Tag 0 stands for all of them.
         client.send(CHANNEL, basic::Nack { delivery_tag: 0, multiple: true, requeue: true });
-        // If that fails, the connection is lost, and they return as failed.
+        // If that fails, the connection is lost, and they return as failed deliveries.
         let _ = client.flush(transport::now());
     }
 
-    /// Whether messages may come: no publisher is read here otherwise.
+    /// Whether an alarm is raised, during which publishers are not read and no messages are fetched.
     fn is_blocked(&self) -> bool {
-        self.moving.context.alarms.stand() || !self.moving.vhost.has_capacity()
+        self.moving.context.alarms.any_raised() || !self.moving.vhost.has_capacity()
     }
 
     fn receive(&mut self, now: Instant) -> Result<usize, RunEnd> {
@@ -281,10 +281,10 @@ impl<'m> IncomingMove<'m> {
             safe = Some(tag);
             self.stored.pop_front();
         }
-        // Messages before it are stored, or have been returned.
+        // Earlier messages are stored or requeued.
         self.to_acknowledge = safe.or(self.to_acknowledge);
         if self.limit.is_some() {
-            // Others would come for them.
+            // An acknowledgement would free the prefetch for further messages.
             return;
         }
         if let (Some(delivery_tag), Some(client)) = (self.to_acknowledge.take(), &mut self.client) {
@@ -292,7 +292,7 @@ impl<'m> IncomingMove<'m> {
         }
     }
 
-    /// Ends the consumer if the time of the run is over.
+    /// Cancels the consumer if the run's time is over.
     fn cancel_in_time(&mut self, now: Instant) {
         let is_over = self.count > 0 && now.saturating_duration_since(self.begun) >= MAX_RUN;
         if is_over
@@ -305,7 +305,7 @@ impl<'m> IncomingMove<'m> {
         }
     }
 
-    /// The end that has come without a fault.
+    /// The end of the run, if it has ended without a fault.
     fn end_of_turn(&mut self, now: Instant) -> Result<(), RunEnd> {
         if !self.stored.is_empty() {
             return Ok(());
@@ -324,7 +324,7 @@ impl<'m> IncomingMove<'m> {
             return Err(RunEnd::Limited);
         }
         if self.cancelling == Cancelling::No && !self.is_asked && is_idle {
-            // Until now there was nothing to answer.
+            // There was nothing to answer until now.
             (self.is_asked, self.heard_at) = (true, now);
             if let Some(client) = &mut self.client {
                 let queue = self.moving.queue.name();
@@ -344,7 +344,7 @@ impl MoveTurns for IncomingMove<'_> {
         }
         self.cancel_in_time(now);
         loop {
-            // The prefetch bounds what comes while the disk is behind.
+            // The prefetch bounds the messages that arrive while the disk falls behind.
             let received = self.receive(now);
             self.store(now);
             self.acknowledge(waker);

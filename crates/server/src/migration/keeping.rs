@@ -1,5 +1,5 @@
-//! Keeps queues with `x-expires` alive on the target, where they have no consumers yet, and publishing does not count as use:
-//! they are declared passively at intervals, which does.
+//! Keeps queues with `x-expires` alive on the target. They have no consumers there yet, and publishing does not count as
+//! use, but the passive declarations sent here do.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use broker::Queue;
 use super::counting::{AskError, ask};
 use super::{MoveContext, SurveyPause};
 
-/// A queue is asked for this often in the time after which it would be deleted.
+/// The number of passive declarations per expiry time of a queue.
 const POLLS_PER_EXPIRY: u32 = 4;
 
-/// Asks for the queues until the move is stopped.
+/// Declares the queues passively until the migration is stopped.
 pub(super) async fn keep(context: &MoveContext) {
     let mut asked: HashMap<(Arc<str>, Arc<str>), Instant> = HashMap::new();
     let mut pause = SurveyPause::default();
@@ -37,7 +37,7 @@ pub(super) async fn keep(context: &MoveContext) {
             while let Err(error) = ask(context, &vhost, rest, |_, _| {}).await {
                 let (next, error) = match error {
                     AskError::Login(error) => (rest.len(), error.to_string()),
-                    // One that is refused is no reason to lose the others.
+                    // A refused queue is skipped; the others must be kept all the same.
                     AskError::Queue(at, text) => (at + 1, text),
                 };
                 tracing::warn!(vhost = &*name, error, "queue with x-expires may expire on the other broker");

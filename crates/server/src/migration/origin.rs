@@ -1,4 +1,4 @@
-//! Headers, behind a message's own, for all that it loses by its move.
+//! Headers with the data that a message loses when it moves, appended to its own.
 
 use std::borrow::Cow;
 use std::sync::OnceLock;
@@ -8,27 +8,27 @@ use amqp::properties::find_header;
 use amqp::{FieldTable, FieldValue, Properties, RawTable};
 use broker::{Delivery, Queue};
 
-/// The exchange that it was published to; empty for the default one.
+/// The exchange that it was published to; empty for the default exchange.
 pub(super) const EXCHANGE: &str = "x-leveret-exchange";
-/// Set if it had been delivered before: the flag `redelivered` begins again.
+/// Set if it had been delivered before, since `redelivered` is reset.
 const REDELIVERED: &str = "x-leveret-redelivered";
-/// Its id, by which duplicates can be recognised: they have the same.
+/// Its id, by which duplicates can be detected.
 const ID: &str = "x-leveret-move-id";
 
-/// The beginning of the names of exchanges for moves.
+/// Prefix of the names of migration exchanges.
 const PREFIX: &str = "leveret.move.";
 
-/// Bytes of the largest header frame that is sent: smaller than any frame that brokers negotiate by default (128 KiB), less
-/// frame and header. Properties that are nearly as large keep their exchange for themselves.
+/// The maximum size of the properties with these headers: smaller than any frame that brokers negotiate by default (128
+/// KiB), less frame and header. Larger properties are left without them.
 const MAX_PROPERTIES: usize = 128 * 1024 - 64;
 
-/// The exchange through which messages for a queue move. `broker_id` tells it apart from those of other brokers that move to
-/// the same one.
+/// The exchange through which a queue's messages move. `broker_id` distinguishes it from those of other brokers that move
+/// to the same one.
 pub(super) fn exchange_for(broker_id: &str, queue: &str) -> String {
     format!("{PREFIX}{broker_id}.{:016x}", fnv(&[queue.as_bytes()]))
 }
 
-/// FNV-1a of 64 bits over the parts with their lengths: the same after every restart, in every release.
+/// FNV-1a with 64 bits over the parts with their lengths: the same after every restart and in every release.
 fn fnv(parts: &[&[u8]]) -> u64 {
     let lengths = parts.iter().map(|part| (part.len() as u64).to_be_bytes());
     let bytes =
@@ -36,7 +36,7 @@ fn fnv(parts: &[&[u8]]) -> u64 {
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// A number that tells this process from those before it, for queues that end with it.
+/// A number that distinguishes this process from earlier ones, for queues that end with it.
 fn process_number() -> u64 {
     static NUMBER: OnceLock<u64> = OnceLock::new();
     *NUMBER.get_or_init(|| {
@@ -45,26 +45,26 @@ fn process_number() -> u64 {
     })
 }
 
-/// The queue and exchange that a message comes from.
+/// The origin of a message.
 #[derive(Debug, Clone)]
 pub(super) struct Origin<'a> {
     exchange: &'a str,
     is_redelivered: bool,
-    /// The same for each copy of the message, and for no other message.
+    /// The same for each copy of the message, and different for all other messages.
     id: String,
 }
 
 impl<'a> Origin<'a> {
-    /// `broker_id` is that of all moves of this broker.
+    /// `broker_id` is the same for all migrations of this broker.
     pub(super) fn of(broker_id: &str, queue: &Queue, delivery: &'a Delivery) -> Self {
         let message = delivery.message();
-        // A queue that is declared again has another number.
+        // A queue that was deleted and declared again has another number.
         let [known, number] = match queue.number() {
             Some(number) => [0, number],
             None => [process_number(), queue.id()],
         };
         let (known, number, body) = (known.to_be_bytes(), number.to_be_bytes(), message.body().to_bytes());
-        // An empty queue may begin with its first position again after a restart.
+        // An empty queue's positions may start again after a restart.
         let (key, properties) = (message.routing_key().as_bytes(), message.properties());
         let hash = fnv(&[queue.name().as_bytes(), &known, &number, key, properties, &body]);
         let id = format!("{broker_id}-{hash:016x}-{}", delivery.position());
@@ -72,11 +72,11 @@ impl<'a> Origin<'a> {
     }
 }
 
-/// The properties with headers for the origin behind their own, which stay byte for byte what they are.
+/// The properties with the headers of the origin appended; their own bytes are unchanged.
 pub(super) fn with_origin<'p>(bytes: &'p [u8], origin: Origin<'_>) -> Cow<'p, [u8]> {
     let Ok(mut properties) = Properties::decode(bytes) else { return Cow::Borrowed(bytes) };
     let mut added = FieldTable::new();
-    // One that has moved before has come from where it was first.
+    // A message that has moved before keeps its first origin.
     if find_header(bytes, EXCHANGE).is_none() {
         added.insert(EXCHANGE, FieldValue::text(origin.exchange));
     }
@@ -97,7 +97,7 @@ pub(super) fn with_origin<'p>(bytes: &'p [u8], origin: Origin<'_>) -> Cow<'p, [u
     Cow::Owned(out)
 }
 
-/// The exchange that a message of another broker was published to: the one that it came from, if it has moved there before.
+/// The exchange that another broker's message was published to: its first origin, if it has moved to that broker before.
 pub(super) fn first_exchange<'e>(exchange: &'e str, properties: &[u8]) -> Cow<'e, str> {
     if !exchange.starts_with(PREFIX) {
         return Cow::Borrowed(exchange);
@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(headers.get(ID), Some(&FieldValue::text("b-0-7")));
         assert_eq!(first_exchange(&exchange_for("b", "q"), &moved), "events");
         assert_eq!(first_exchange("other", &moved), "other");
-        // A second move keeps the first one's.
+        // A second migration keeps the first origin.
         let again = with_origin(&moved, origin("leveret.move.0", false));
         assert_eq!(again, moved);
     }

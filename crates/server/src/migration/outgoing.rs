@@ -1,7 +1,7 @@
-//! A queue's messages on their way to the queue of the same name at the other broker.
+//! Moves a queue's messages to the queue of the same name at the other broker.
 //!
-//! They are published to a fanout exchange that is bound to that queue alone: so they keep their routing keys, and headers such
-//! as CC lead nowhere else.
+//! They are published to a fanout exchange that is bound to that queue only. So they keep their routing keys, and headers
+//! such as CC route nowhere else.
 
 use std::mem;
 use std::sync::Arc;
@@ -21,15 +21,15 @@ use super::run::{CHANNEL, CLOSE_TIMEOUT, MAX_RUN, MoveStep, MoveTurns, RunEnd, c
 use super::window::{InFlight, Window};
 use crate::upstream::client::{AmqpClient, ClientEvent, ContentMethod};
 
-/// Nanoseconds charged for a message that is read and published.
+/// Nanoseconds charged for reading and publishing a message.
 const PUBLISH: u32 = 1_500;
-/// Why no message moves to a full queue that makes dead letters of what it refuses.
+/// The reason why no message moves to a full queue that dead-letters what it refuses.
 const FULL_WITH_DEAD_LETTERS: &str = "the queue that is to receive the messages is full, and has dead-lettered a copy of one (reject-publish-dlx)";
 
 /// Nanoseconds charged for an answer.
 const METHOD: u32 = 200;
 
-/// Publishes the queue's messages until none is left, or none can move.
+/// Publishes the queue's messages until none is left or none can be moved.
 pub(super) async fn run(moving: &MovingQueue) -> RunEnd {
     let client = match moving.connect().await {
         Ok(client) => client,
@@ -42,13 +42,13 @@ pub(super) async fn run(moving: &MovingQueue) -> RunEnd {
     if end.is_in_order() {
         let exchange = exchange_for(&moving.context.broker_id, moving.queue.name());
         let deleted = tokio::time::timeout(CLOSE_TIMEOUT, delete_one(&mut client, exchange)).await;
-        // Otherwise the exchange is found by the next run, or at the end.
+        // Otherwise the next run, or the end of the migration, deletes the exchange.
         if deleted == Ok(true) {
             moving.context.progress.exchange_deleted(&moving.vhost, &moving.queue);
         }
         close(client).await;
     } else {
-        // Without answers, its messages are here again.
+        // Its unconfirmed messages have been requeued here.
         client.discard(transport::now());
     }
     end
@@ -57,19 +57,19 @@ pub(super) async fn run(moving: &MovingQueue) -> RunEnd {
 /// A connection to the other broker, and the messages on it.
 pub(super) struct OutgoingMove<'m> {
     moving: &'m MovingQueue,
-    /// Taken at the end.
+    /// `None` once the run has ended.
     client: Option<AmqpClient>,
     exchange: String,
     window: Window<Delivery>,
-    /// A message that waits for those before it to be answered.
+    /// A message that waits until all earlier ones are answered.
     next: Option<InFlight<Delivery>>,
-    /// Whether the connection is shared with no other run.
+    /// Whether no other run shares the connection.
     is_isolated: bool,
     /// Set by confirm.select-ok.
     is_open: bool,
-    /// Whether nothing was left when it was looked at last.
+    /// Whether the queue was empty at the last fetch.
     is_empty: bool,
-    /// Since when messages may be sent.
+    /// When messages could first be sent.
     begun: Instant,
     heard_at: Instant,
 }
@@ -92,21 +92,21 @@ impl<'m> OutgoingMove<'m> {
         }
     }
 
-    /// Whether no further message is to be sent in this run.
+    /// Whether no further message is sent in this run.
     fn is_ending(&self, now: Instant) -> bool {
         self.moving.context.is_stopped() || now.saturating_duration_since(self.begun) >= MAX_RUN
     }
 
-    /// Asks for the way there.
+    /// Requests the exchange and its binding to the queue.
     pub(super) fn begin(&mut self) {
         let Some(client) = &mut self.client else { return };
         let (queue, exchange) = (&**self.moving.queue.name(), &*self.exchange);
         client.send(CHANNEL, channel::Open { reserved_1: "" });
         client.send(CHANNEL, queue::Declare { queue, passive: true, ..Default::default() });
-        // Not durable: it ends with the broker there, if not with the move.
+        // Not durable, so that it ends with the other broker at the latest.
         let declare = exchange::Declare { exchange, kind: "fanout", ..Default::default() };
         if self.moving.care().renews_exchange {
-            // Not every broker deletes what is not there.
+            // Not every broker ignores the deletion of a missing exchange.
             client.send(CHANNEL, declare);
             client.send(CHANNEL, exchange::Delete { exchange, ..Default::default() });
         }
@@ -115,12 +115,12 @@ impl<'m> OutgoingMove<'m> {
         client.send(CHANNEL, confirm::Select { no_wait: false });
     }
 
-    /// Returns messages without an answer to their queue, and the connection, if any is left.
+    /// Requeues unconfirmed messages, and returns the connection, if there still is one.
     fn release(&mut self, end: &RunEnd) -> Option<AmqpClient> {
         let client = self.client.take();
         let twice = match end {
             RunEnd::Full | RunEnd::Empty | RunEnd::Limited => 0,
-            // The channel has ended by the only message that was on it.
+            // The channel was closed because of the only message on it.
             RunEnd::Refused(_) => 0,
             _ => self.window.unanswered() as u64,
         };
@@ -134,7 +134,7 @@ impl<'m> OutgoingMove<'m> {
         client
     }
 
-    /// Handles what the other broker has sent; returns how much that was.
+    /// Handles received events; returns their number.
     fn receive(&mut self) -> Result<usize, RunEnd> {
         let Some(mut client) = self.client.take() else { return Ok(0) };
         let mut received = client.take_received();
@@ -181,7 +181,7 @@ impl<'m> OutgoingMove<'m> {
                 (self.is_open, self.begun) = (true, transport::now());
                 return Ok(());
             }
-            // The queue, or its binding, is gone; the confirms behind this say nothing.
+            // The queue or its binding was deleted; later confirms mean nothing.
             ClientEvent::Message(_, message) if matches!(message.method, ContentMethod::Return) => {
                 return Err(RunEnd::Missing);
             }
@@ -191,7 +191,7 @@ impl<'m> OutgoingMove<'m> {
         Ok(())
     }
 
-    /// Settles messages that the other broker has confirmed.
+    /// Removes messages that the other broker has confirmed.
     fn forget(&self, confirmed: Vec<InFlight<Delivery>>) {
         if confirmed.is_empty() {
             return;
@@ -209,7 +209,7 @@ impl<'m> OutgoingMove<'m> {
         });
     }
 
-    /// Publishes as far as the turn lasts and there is room; returns the number of messages.
+    /// Publishes as long as the turn lasts and there is capacity; returns the number of messages.
     fn publish(&mut self, waker: &Waker, now: Instant) -> Result<usize, RunEnd> {
         let mut published = 0;
         let wake = waker.clone();
@@ -224,7 +224,7 @@ impl<'m> OutgoingMove<'m> {
                 break;
             }
             if self.window.count() == 0 {
-                // Until now there was nothing to answer.
+                // There was nothing to answer until now.
                 self.heard_at = now;
             }
             self.send(&message.item);
@@ -256,8 +256,8 @@ impl<'m> OutgoingMove<'m> {
                 self.is_empty = false;
                 let message = got.delivery.message();
                 let bytes = message.body_len() + message.properties().len();
-                let is_doubtful =
-                    !context.may_impersonate.load(Ordering::Relaxed) && self.is_others(message.properties());
+                let is_doubtful = !context.may_impersonate.load(Ordering::Relaxed)
+                    && self.has_other_user_id(message.properties());
                 Some(InFlight { item: got.delivery, bytes, is_doubtful })
             }
             Fetched::Empty => {
@@ -268,8 +268,8 @@ impl<'m> OutgoingMove<'m> {
         }
     }
 
-    /// Whether the message names another user than that of the login, which only some may do.
-    fn is_others(&self, properties: &[u8]) -> bool {
+    /// Whether the message's user_id is not the login's user, which only an impersonator may publish.
+    fn has_other_user_id(&self, properties: &[u8]) -> bool {
         let user = Properties::decode(properties).ok().and_then(|properties| properties.user_id);
         user.is_some_and(|user| user != self.moving.context.user)
     }
@@ -289,13 +289,13 @@ impl<'m> OutgoingMove<'m> {
         client.publish(CHANNEL, publish, &properties, &message.body().to_bytes());
     }
 
-    /// The end that has come without a fault.
+    /// The end of the run, if it has ended without a fault.
     fn end_of_turn(&mut self, now: Instant) -> Result<(), RunEnd> {
         if self.moving.queue.is_deleted() {
             return Err(RunEnd::Empty);
         }
         if self.window.is_over() {
-            // Each attempt would leave one more copy among the dead letters there.
+            // Each attempt would dead-letter another copy there.
             let makes_copies = self.moving.queue.arguments().overflow == Overflow::RejectPublishDlx;
             return Err(match makes_copies {
                 true => RunEnd::Refused(FULL_WITH_DEAD_LETTERS.to_owned()),
@@ -308,7 +308,7 @@ impl<'m> OutgoingMove<'m> {
         if self.moving.context.is_stopped() {
             return Err(RunEnd::Stopped);
         }
-        // Another run comes for those that arrive later: there may be very many queues with few messages.
+        // A later run moves messages that arrive later: there may be very many queues with few messages.
         if self.is_empty {
             return Err(RunEnd::Empty);
         }
@@ -347,7 +347,7 @@ impl MoveTurns for OutgoingMove<'_> {
 
 impl Drop for OutgoingMove<'_> {
     fn drop(&mut self) {
-        // Only set if the task was aborted.
+        // Set only if the task was aborted.
         if let Some(mut client) = mem::take(&mut self.client) {
             client.discard(transport::now());
             self.release(&RunEnd::Stopped);

@@ -1,4 +1,4 @@
-//! How each queue's move stands, and when it is tried again.
+//! The state of each queue's migration, and when it is tried again.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,27 +11,27 @@ use sync::BackOff;
 use super::run::RunEnd;
 use crate::upstream::retry::RETRY;
 
-/// Pause after a queue was empty there, or only what clients hold was left.
+/// The pause after a queue was empty there, or only had unacknowledged messages.
 pub(super) const EMPTY_PAUSE: Duration = Duration::from_secs(1);
-/// Pause after a message was refused, unless an operator asks for it earlier.
+/// The pause after a refused message, unless an operator retries earlier.
 const REFUSED_PAUSE: Duration = Duration::from_secs(30);
 
-/// How a queue's move stands.
+/// The state of a queue's migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MovedQueueState {
-    /// Messages are on their way.
+    /// Messages are moving.
     Moving,
-    /// It was empty, or had nothing but what clients hold.
+    /// The queue was empty, or only had unacknowledged messages.
     Empty,
-    /// It is to be tried again soon: the queue of the receiving side is full or missing, the other broker does not answer, or
-    /// other queues have their turns.
+    /// It is tried again soon: the receiving queue is full or missing, the other broker does not answer, or other queues
+    /// have their turns.
     Waiting,
     /// Its next message is refused permanently.
     Refused,
 }
 
 impl MovedQueueState {
-    /// One word for operators.
+    /// The name for operators, one word.
     pub fn name(self) -> &'static str {
         match self {
             Self::Moving => "moving",
@@ -42,37 +42,37 @@ impl MovedQueueState {
     }
 }
 
-/// A queue's move, for operators.
+/// A queue's migration, for operators.
 #[derive(Debug, Clone)]
 pub struct MovedQueue {
     /// The name of its virtual host.
     pub vhost: Arc<str>,
-    /// Its name, on both sides.
+    /// The queue's name on both sides.
     pub name: Arc<str>,
-    /// Whether it moves, or what keeps it.
+    /// The state of its migration.
     pub state: MovedQueueState,
-    /// Messages that have moved since the process's start.
+    /// Messages moved since the start of the process.
     pub moved: u64,
     /// Bytes of their bodies.
     pub moved_bytes: u64,
-    /// The messages among them that may have arrived twice: their answers were lost with the connection.
+    /// Messages among them that may have been duplicated: their confirms were lost with the connection.
     pub maybe_twice: u64,
-    /// Messages of the receiving queue before the first one moved; `None` if that is not known.
+    /// Messages of the receiving queue before the first one moved; `None` if unknown.
     pub before: Option<u64>,
-    /// Messages of the queue at the other broker when it was asked last.
+    /// Messages of the queue at the other broker at the last count.
     pub there: Option<u64>,
-    /// Messages here that no client holds.
+    /// Messages here that are ready.
     pub ready: u64,
-    /// Messages here that clients hold.
+    /// Messages here that are unacknowledged.
     pub unacked: u64,
-    /// Why it is not moving.
+    /// The reason why it is not moving.
     pub trouble: Option<String>,
     /// The kind of the reason: `full`, `missing` (at the other broker), `consumers` (others are served first), `refused` or
     /// `lost` (no connection).
     pub cause: Option<&'static str>,
 }
 
-/// The moves by virtual host and queue.
+/// The queues' migrations, by virtual host and queue.
 #[derive(Debug, Default)]
 pub(super) struct ProgressTable(Mutex<BTreeMap<QueueKey, QueueProgress>>);
 
@@ -82,23 +82,23 @@ pub(super) type QueueKey = (Arc<str>, Arc<str>);
 #[derive(Debug)]
 struct QueueProgress {
     shown: MovedQueue,
-    /// When it may be tried again; unset while a run is under way.
+    /// The time of the next attempt; `None` during a run.
     due: Option<Instant>,
-    /// Pause before it, if the next run brings nothing.
+    /// The pause before the next attempt if this run moves nothing.
     back_off: BackOff,
-    /// `moved` when the run began.
+    /// `moved` when the run started.
     moved_before: u64,
     care: Concurrency,
-    /// Whether the exchange may still be at the other broker. Set when a run begins, and cleared once it is deleted.
+    /// Whether the exchange may still exist at the other broker. Set when a run starts, and cleared once it is deleted.
     leaves_exchange: bool,
 }
 
-/// How carefully the next run begins.
+/// The precautions of the next run.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Concurrency {
-    /// Messages that are moved one by one.
+    /// Number of messages that are moved one by one at first; 0 for none.
     pub(super) messages: usize,
-    /// Whether it has a connection of its own, whose faults are of its making.
+    /// Whether it has its own connection, so that faults are caused by its messages.
     pub(super) is_isolated: bool,
     /// Whether the exchange at the other broker is deleted before it is declared.
     pub(super) renews_exchange: bool,
@@ -141,7 +141,7 @@ impl ProgressTable {
         progress.leaves_exchange = true;
     }
 
-    /// How carefully its run begins.
+    /// The precautions of the queue's next run.
     pub(super) fn care(&self, vhost: &VirtualHost, queue: &Queue) -> Concurrency {
         self.0.lock().get(&key(vhost, queue)).map_or_else(Concurrency::default, |progress| progress.care)
     }
@@ -151,27 +151,27 @@ impl ProgressTable {
         self.0.lock().contains_key(&key(vhost, queue))
     }
 
-    /// The queues whose exchanges may still be at the other broker.
+    /// The queues whose exchanges may still exist at the other broker.
     pub(super) fn left_exchanges(&self) -> Vec<QueueKey> {
         let known = self.0.lock();
         known.iter().filter(|(_, left)| left.leaves_exchange).map(|(key, _)| key.clone()).collect()
     }
 
-    /// The exchange of a run is not at the other broker any more.
+    /// Records that a run's exchange does not exist at the other broker any more.
     pub(super) fn exchange_deleted(&self, vhost: &VirtualHost, queue: &Queue) {
         if let Some(progress) = self.0.lock().get_mut(&key(vhost, queue)) {
             progress.leaves_exchange = false;
         }
     }
 
-    /// Changes what is shown of a queue.
+    /// Changes what operators see of a queue.
     pub(super) fn note(&self, vhost: &VirtualHost, queue: &Queue, change: impl FnOnce(&mut MovedQueue)) {
         if let Some(progress) = self.0.lock().get_mut(&key(vhost, queue)) {
             change(&mut progress.shown);
         }
     }
 
-    /// Records how a run has ended.
+    /// Records the end of a run.
     pub(super) fn ended(&self, vhost: &VirtualHost, queue: &Queue, end: RunEnd, now: Instant) {
         let mut known = self.0.lock();
         let Some(progress) = known.get_mut(&key(vhost, queue)) else { return };
@@ -192,7 +192,7 @@ impl ProgressTable {
             _ => 0,
         };
         let is_isolated = matches!(end, RunEnd::Suspect(_) | RunEnd::Refused(_));
-        // RabbitMQ 4 may continue to list a binding by which it routes nothing.
+        // RabbitMQ 4 may continue to list a binding through which it routes nothing.
         let renews_exchange = end == RunEnd::Missing;
         progress.care = Concurrency { messages, is_isolated, renews_exchange };
         progress.shown.cause = end.cause();
@@ -208,12 +208,12 @@ impl ProgressTable {
         progress.due = Some(now + pause);
     }
 
-    /// Whether a run is under way.
+    /// Whether a run is in progress.
     pub(super) fn is_moving(&self, vhost: &VirtualHost, queue: &Queue) -> bool {
         self.state_of(vhost, queue) == Some(MovedQueueState::Moving)
     }
 
-    /// Whether the last run has found nothing.
+    /// Whether the last run found no messages.
     pub(super) fn was_empty(&self, vhost: &VirtualHost, queue: &Queue) -> bool {
         self.state_of(vhost, queue) == Some(MovedQueueState::Empty)
     }
@@ -222,7 +222,7 @@ impl ProgressTable {
         self.0.lock().get(&key(vhost, queue)).map(|progress| progress.shown.state)
     }
 
-    /// Refused messages may be tried at once.
+    /// Lets refused messages be tried at once.
     pub(super) fn retry(&self) {
         for progress in self.0.lock().values_mut().filter(|progress| progress.due.is_some()) {
             progress.due = Some(transport::now());
@@ -233,19 +233,19 @@ impl ProgressTable {
         }
     }
 
-    /// Nothing is known any more of the queues of the other broker.
+    /// Forgets the counts of queues at the other broker.
     pub(super) fn forget_counts(&self) {
         self.0.lock().values_mut().for_each(|progress| progress.shown.there = None);
     }
 
-    /// The queues for operators.
+    /// The queues' migrations, for operators.
     pub(super) fn all(&self, broker: &Broker) -> Vec<MovedQueue> {
         let mut all: Vec<_> = self.0.lock().values().map(|progress| progress.shown.clone()).collect();
         for shown in &mut all {
             let queue = broker.vhost(&shown.vhost).and_then(|vhost| vhost.find_queue(&shown.name));
             if let Some(queue) = queue {
                 let (ready, unacked) = (queue.message_count(), queue.unacked_count());
-                // Messages in flight are unacknowledged as well.
+                // Messages in flight count as unacknowledged here.
                 (shown.ready, shown.unacked) = (ready, unacked);
             }
         }

@@ -1,4 +1,5 @@
-//! One run of a queue's move: turns of a conversation with the other broker, until there is nothing more to do or to be done.
+//! One run of a queue's migration: turns of a dialogue with the other broker, until there is nothing to move or nothing
+//! can be moved.
 
 use std::future::poll_fn;
 use std::task::{Poll, Waker};
@@ -14,7 +15,7 @@ use super::progress::Concurrency;
 use crate::upstream::client::AmqpClient;
 use crate::upstream::multiplexing::task::close_in_time;
 
-/// After this time a run ends, and its queue is behind those that wait for their turns.
+/// The time after which a run ends, so that other queues have their turns.
 pub(super) const MAX_RUN: Duration = Duration::from_secs(10);
 
 /// The channel of a run.
@@ -23,14 +24,14 @@ pub(super) const CHANNEL: u16 = 1;
 /// Interval at which the queue and the time are checked.
 pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How long answers are waited for at the end.
+/// The time limit for answers at the end of a run.
 pub(super) const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long the other broker may take for an answer before its connection counts as lost. It may be blocked by an alarm, and
-/// have to write much.
+/// The time without an answer after which the other broker's connection counts as lost. It may be blocked by an alarm, or
+/// have much to write.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Why a run has ended.
+/// The reason why a run has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum RunEnd {
     /// There is nothing to move.
@@ -39,17 +40,17 @@ pub(super) enum RunEnd {
     Full,
     /// The other broker has no such queue.
     Missing,
-    /// The queue there has messages, and gives none: others are served first.
+    /// The queue there has messages, but delivers none: other consumers are served first.
     OtherConsumers,
-    /// All messages have moved that this run was for, or its time is over.
+    /// The run has moved its maximum of messages, or its time is over.
     Limited,
     /// The next message, or the whole queue, is refused permanently.
     Refused(String),
-    /// One of the messages that were in flight, whose number this is, is refused, or has cost the connection.
+    /// One of this many messages in flight was refused, or made the other broker close the connection.
     Suspect(usize),
     /// There is no connection.
     Lost(String),
-    /// No further message is to move.
+    /// The migration is stopped.
     Stopped,
 }
 
@@ -67,12 +68,12 @@ impl RunEnd {
         }
     }
 
-    /// Whether the connection is closed in order at this end, with nothing unanswered on it.
+    /// Whether the connection is intact, with nothing unanswered on it.
     pub(super) fn is_in_order(&self) -> bool {
         matches!(self, Self::Empty | Self::Full | Self::Limited | Self::Stopped)
     }
 
-    /// The kind of the reason, for programs.
+    /// The kind of the reason, machine-readable.
     pub(super) fn cause(&self) -> Option<&'static str> {
         match self {
             Self::Empty | Self::Limited | Self::Suspect(_) | Self::Stopped => None,
@@ -84,8 +85,8 @@ impl RunEnd {
         }
     }
 
-    /// The end by a fault of the connection, with messages in flight on it. If it was shared with other runs, the fault may
-    /// be of a message of theirs.
+    /// The end caused by a fault of the connection, with messages in flight on it. If other runs shared the connection,
+    /// one of their messages may be the cause.
     pub(super) fn of_fault(fault: &Fault, in_flight: usize, is_isolated: bool) -> Self {
         let refusal = MessageRefusal { code: fault.code.code(), text: fault.reply_text() };
         match (refusal.certainty(), in_flight) {
@@ -95,12 +96,12 @@ impl RunEnd {
         }
     }
 
-    /// The end by a fault of the connection.
+    /// The end caused by a lost connection.
     pub(super) fn lost(fault: &Fault) -> Self {
         Self::Lost(fault.reply_text())
     }
 
-    /// The end by a channel that the other broker has closed, with messages in flight on it.
+    /// The end caused by a channel that the other broker has closed, with messages in flight on it.
     pub(super) fn closed(close: &channel::Close<'_>, in_flight: usize) -> Self {
         let is_permanent = [
             ReplyCode::AccessRefused,
@@ -119,16 +120,16 @@ impl RunEnd {
     }
 }
 
-/// How a turn has ended.
+/// The end of a turn.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum MoveStep {
-    /// Nothing to do before the next look.
+    /// Nothing to do before the next check.
     Idle,
-    /// More to do than fits into one turn.
+    /// There is more to do than fits into a turn.
     TurnOver,
 }
 
-/// A run's side of the conversation.
+/// A run's part of the dialogue.
 pub(super) trait MoveTurns {
     /// Handles what has been received, and sends what may be.
     ///
@@ -139,7 +140,7 @@ pub(super) trait MoveTurns {
     /// Whether an answer of the other broker is outstanding.
     fn waits_for_answer(&self) -> bool;
 
-    /// When the other broker has sent something last.
+    /// When the other broker last sent something.
     fn heard_at(&self) -> Instant;
 }
 
@@ -157,7 +158,7 @@ pub(super) async fn drive(turns: &mut impl MoveTurns) -> RunEnd {
         match tokio::time::timeout(CHECK_INTERVAL, step).await {
             Ok(Ok(MoveStep::TurnOver)) => busy_turn = transport::next_busy_turn().await,
             Ok(Err(end)) => return end,
-            // Time for another look.
+            // Time for another check.
             Ok(Ok(MoveStep::Idle)) | Err(_) => {}
         }
         if turns.waits_for_answer() && transport::now() - turns.heard_at() > ANSWER_TIMEOUT {
@@ -167,7 +168,7 @@ pub(super) async fn drive(turns: &mut impl MoveTurns) -> RunEnd {
 }
 
 impl MovingQueue {
-    /// How carefully this run begins.
+    /// The precautions of this run.
     pub(super) fn care(&self) -> Concurrency {
         self.context.progress.care(&self.vhost, &self.queue)
     }

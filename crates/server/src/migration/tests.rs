@@ -1,4 +1,4 @@
-//! Moves between two embedded brokers, on tokio's paused clock.
+//! Migrations between two embedded brokers, on tokio's paused clock.
 
 use std::task::Waker;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use super::run::{MAX_RUN, MoveTurns, RunEnd};
 use super::*;
 use crate::upstream::multiplexing::tests::{USER, Upstream};
 
-/// This broker and the other one, with a queue of the same name each.
+/// This broker and the other one, each with a queue of the same name.
 struct Brokers {
     context: Arc<MoveContext>,
     here: Arc<Queue>,
@@ -94,7 +94,7 @@ impl Brokers {
         Self::publish(&vhost, "guest", numbers, amqp::properties::NO_PROPERTIES);
     }
 
-    /// One more queue, on both sides, with this many messages here.
+    /// Declares another queue on both sides, with this many messages here.
     fn add(&self, name: &str, messages: usize) -> Arc<Queue> {
         let declare = QueueDeclare { name, durable: true, ..QueueDeclare::default() };
         let vhost = self.context.broker.vhost("/").unwrap();
@@ -104,7 +104,7 @@ impl Brokers {
         queue
     }
 
-    /// The exchanges for moves at the other broker.
+    /// The migration exchanges at the other broker.
     fn exchanges(&self) -> Vec<String> {
         let all = self.upstream.vhost().all_exchanges();
         all.iter()
@@ -136,7 +136,7 @@ async fn pass(time: Duration) {
     tokio::time::sleep(time).await;
 }
 
-/// The bodies of a queue's messages, which leave it.
+/// Takes a queue's messages, and returns their bodies.
 fn take(queue: &Queue) -> Vec<String> {
     let got = std::iter::from_fn(|| queue.get(true, Timestamp::default()));
     got.map(|got| String::from_utf8(got.delivery.message().body().to_vec()).unwrap()).collect()
@@ -148,11 +148,11 @@ fn numbers(range: std::ops::Range<u32>) -> Vec<String> {
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// Waits for what the move does.
+/// Waits until `is_so`.
 async fn until(is_so: impl Fn() -> bool) {
     let mut passed = Duration::ZERO;
     while !is_so() {
-        assert!(passed < 1000 * LONG, "it does not come about");
+        assert!(passed < 1000 * LONG, "timed out");
         pass(LONG / 100).await;
         passed += LONG / 100;
     }
@@ -173,7 +173,7 @@ async fn messages_leave_in_order_and_are_forgotten_here() {
     assert_eq!((brokers.here.message_count(), brokers.here.unacked_count()), (0, 0));
     let shown = brokers.shown();
     assert_eq!((shown.moved, shown.before, shown.maybe_twice), (5_000, Some(0), 0));
-    // The way there is gone with the last message.
+    // The exchange was deleted with the last message.
     assert_eq!(brokers.exchanges(), [""; 0]);
 }
 
@@ -181,11 +181,11 @@ async fn messages_leave_in_order_and_are_forgotten_here() {
 async fn a_lost_connection_costs_nothing_but_duplicates() {
     let brokers = Brokers::new(MoveDirection::Out, &FieldTable::new());
     for begin in [0, 5_000, 10_000, 15_000] {
-        brokers.upstream.falls_silent();
+        brokers.upstream.stop_confirming();
         brokers.publish_here(begin..begin + 5_000);
         until(|| brokers.here.unacked_count() > 0).await;
         brokers.upstream.lose();
-        brokers.upstream.answers_again();
+        brokers.upstream.resume_confirming();
         until(|| brokers.here.message_count() + brokers.here.unacked_count() == 0).await;
     }
     let mut arrived = take(&brokers.there);
@@ -204,11 +204,11 @@ async fn exchanges_left_by_a_crash_are_deleted_by_the_next_move_to_that_broker()
     let record = |other: &str| ExchangeRecord::new(Some(file.clone()), &[other.to_owned()]);
     let queue = QueueDeclare { name: QUEUE, durable: true, ..QueueDeclare::default() };
     let left = |number: u32| format!("leveret.move.b.{number}");
-    record("there").will_make("/", (0..200).map(left).collect()).await;
-    record("elsewhere").will_make("/", vec![left(300)]).await;
-    record("there").will_make("gone", vec![left(400)]).await;
+    record("there").record_new("/", (0..200).map(left).collect()).await;
+    record("elsewhere").record_new("/", vec![left(300)]).await;
+    record("there").record_new("gone", vec![left(400)]).await;
     let brokers = Brokers::with_record(MoveDirection::Out, &queue, &FieldTable::new(), record("there"));
-    // Not all of them are there any more; one is another broker's.
+    // Some no longer exist; one is another broker's.
     for name in [left(7), left(199), left(300), "leveret.move.c.7".to_owned()] {
         let declare = ExchangeDeclare { name: &name, kind: "fanout", ..ExchangeDeclare::default() };
         brokers.upstream.vhost().declare_exchange(&declare).unwrap();
@@ -232,13 +232,13 @@ async fn an_exchange_is_on_record_until_it_is_deleted() {
     let record = ExchangeRecord::new(Some(file.clone()), &["there".to_owned()]);
     let brokers = Brokers::with_record(MoveDirection::Out, &queue, &FieldTable::new(), record);
     exchanges::delete_left(&brokers.context).await;
-    brokers.upstream.falls_silent();
+    brokers.upstream.stop_confirming();
     brokers.publish_here(0..10);
     until(|| brokers.here.unacked_count() > 0).await;
     let name = exchange_for("b", QUEUE);
     assert_eq!(brokers.exchanges(), [&*name]);
     assert!(std::fs::read_to_string(&file).unwrap().contains(&name));
-    brokers.upstream.answers_again();
+    brokers.upstream.resume_confirming();
     brokers.upstream.lose();
     until(|| brokers.there.message_count() == 10 && brokers.exchanges().is_empty()).await;
     exchanges::delete_own(&brokers.context).await;
@@ -331,7 +331,7 @@ async fn a_queue_that_ends_when_nobody_uses_it_is_used_while_the_move_lasts() {
         }
         vhost.queue(SessionId(1), QUEUE).is_ok()
     };
-    assert!(minutes_pass(25).await, "nobody consumes there yet");
+    assert!(minutes_pass(25).await, "no consumer keeps the queue alive yet");
     assert_eq!(brokers.there.message_count(), 10);
     brokers.context.is_stopped.store(true, Ordering::Release);
     assert!(!minutes_pass(20).await);
@@ -377,10 +377,10 @@ const MANY: usize = AT_ONCE + 1;
 #[tokio::test(start_paused = true)]
 async fn a_wait_for_a_turn_delays_no_later_message() {
     let brokers = Brokers::new(MoveDirection::Out, &FieldTable::new());
-    brokers.upstream.falls_silent();
+    brokers.upstream.stop_confirming();
     let queues: Vec<_> = (0..MANY).map(|number| brokers.add(&number.to_string(), 10)).collect();
     pass(Duration::from_secs(60)).await;
-    brokers.upstream.answers_again();
+    brokers.upstream.resume_confirming();
     let is_empty = |queue: &Queue| queue.message_count() + queue.unacked_count() == 0;
     until(|| queues.iter().all(|queue| is_empty(queue))).await;
     fill(&queues[0], 1);
@@ -388,7 +388,7 @@ async fn a_wait_for_a_turn_delays_no_later_message() {
     assert!(is_empty(&queues[0]));
 }
 
-/// Takes turns at `now` until `is_so`, and returns the end that comes by then.
+/// Takes turns at `now` until `is_so`; returns the end of the run if it comes before that.
 fn turns(run: &mut impl MoveTurns, now: Instant, is_so: impl Fn() -> bool) -> Result<(), RunEnd> {
     for _ in 0..1_000 {
         if is_so() {
@@ -399,11 +399,11 @@ fn turns(run: &mut impl MoveTurns, now: Instant, is_so: impl Fn() -> bool) -> Re
         drop(turn);
         step?;
     }
-    panic!("it does not come about");
+    panic!("timed out");
 }
 
 impl Brokers {
-    /// The queue, of which nothing moves by itself.
+    /// The queue as for a run, while no other run is started.
     async fn moving(&self) -> MovingQueue {
         let all = Arc::clone(&self.context.permits).acquire_many_owned(AT_ONCE as u32).await.unwrap();
         let context = Arc::clone(&self.context);
@@ -456,7 +456,7 @@ async fn a_retry_is_at_once_and_ends_a_refusal() {
     pass(LONG / 10).await;
     assert_eq!(brokers.shown().state, MovedQueueState::Refused);
     brokers.context.progress.retry();
-    assert_eq!(brokers.shown().state, MovedQueueState::Waiting, "it is not known yet");
+    assert_eq!(brokers.shown().state, MovedQueueState::Waiting, "the new state is not known yet");
     brokers.context.retried.notify_one();
     pass(MIN_SURVEY_PAUSE / 2).await;
     assert_eq!(brokers.shown().state, MovedQueueState::Refused, "and again");

@@ -1,46 +1,46 @@
-//! How many messages of a queue are published and not confirmed, so that they arrive in order. Sans-IO.
+//! Limits a queue's unconfirmed messages, so that they arrive in order. Sans-IO.
 
 use std::collections::VecDeque;
 
-/// Messages that are unconfirmed at most: enough for 20,000 a second over 100 ms.
+/// The maximum of unconfirmed messages: enough for 20,000 a second at a round trip of 100 ms.
 const MESSAGES: usize = 2_000;
-/// Bytes of unconfirmed messages at most; one message may be larger. Sixteen queues move at a time.
+/// The maximum of bytes of unconfirmed messages; a single one may be larger. Sixteen queues move at a time.
 const BYTES: usize = 4 << 20;
 
-/// Bytes from which a message moves with no other in flight: brokers refuse large ones (RabbitMQ 4 those above 16 MiB), and by
-/// that close the channel with all that is on it.
+/// Bytes from which a message moves with no other in flight. Brokers refuse large messages (RabbitMQ 4 those above 16
+/// MiB) by closing the channel, with all that is on it.
 const LARGE: usize = 1 << 20;
 
-/// A message that moves.
+/// A message that is moving.
 #[derive(Debug)]
 pub(super) struct InFlight<T> {
     pub(super) item: T,
     /// Bytes of its body and properties.
     pub(super) bytes: usize,
-    /// Whether the broker may refuse it although it takes others.
+    /// Whether the broker may refuse it although it accepts others.
     pub(super) is_doubtful: bool,
 }
 
 /// The unconfirmed messages of one channel.
 ///
-/// A run begins with a limit of its caller's and doubles it with each confirm. After a nack nothing more is published; when all
-/// answers are there, the run is [over](Self::is_over), and the messages that are left return to their queue, in order.
+/// The limit starts at the caller's value and is doubled with each confirm. After a nack nothing more is published. Once
+/// all answers have arrived the run is [over](Self::is_over), and the remaining messages are requeued in order.
 #[derive(Debug)]
 pub(super) struct Window<T> {
     in_flight: VecDeque<(u64, InFlight<T>, bool)>,
     next_tag: u64,
     bytes: usize,
     limit: usize,
-    /// Messages that are published one by one before the limit grows.
+    /// Number of messages that are published one by one before the limit grows.
     careful: usize,
     /// Set by the first nack.
     is_full: bool,
-    /// Messages that have been nacked.
+    /// Number of nacked messages.
     nacked: usize,
 }
 
 impl<T> Window<T> {
-    /// For a run that publishes the first `careful` messages one by one.
+    /// For a run that publishes its first `careful` messages one by one.
     pub(super) fn new(careful: usize) -> Self {
         let limit = if careful > 0 { 1 } else { MESSAGES };
         Self { in_flight: VecDeque::new(), next_tag: 1, bytes: 0, limit, careful, is_full: false, nacked: 0 }
@@ -52,20 +52,20 @@ impl<T> Window<T> {
         !self.is_full && !is_alone && self.in_flight.len() < self.limit && self.bytes < BYTES
     }
 
-    /// Whether this message may be published now; otherwise when no other is in flight.
+    /// Whether this message may be published now; otherwise, when no other is in flight.
     pub(super) fn takes(&self, message: &InFlight<T>) -> bool {
         self.in_flight.is_empty() || !is_alone(message)
     }
 
-    /// Called for each message that is published.
+    /// Called for each published message.
     pub(super) fn published(&mut self, message: InFlight<T>) {
         self.bytes += message.bytes;
         self.in_flight.push_back((self.next_tag, message, false));
         self.next_tag += 1;
     }
 
-    /// basic.ack or basic.nack. Returns the messages that are confirmed by it, oldest first. Others were refused because the
-    /// queue is full.
+    /// Handles basic.ack or basic.nack. Returns the messages that it confirms, oldest first. Nacked ones were refused
+    /// because the queue is full.
     pub(super) fn answered(&mut self, tag: u64, multiple: bool, is_ack: bool) -> Vec<InFlight<T>> {
         let concerned = |of: u64| if multiple { tag == 0 || of <= tag } else { of == tag };
         let mut confirmed = Vec::new();
@@ -76,7 +76,7 @@ impl<T> Window<T> {
                 if !concerned(of) && (multiple || of > tag) {
                     break;
                 }
-                // RabbitMQ has one ack for all up to a tag, also for one in between that it has nacked before.
+                // RabbitMQ may ack all up to a tag with `multiple`, including one in between that it has nacked before.
                 if !concerned(of) || was_nacked {
                     at += 1;
                 } else if let Some((_, message, _)) = self.in_flight.remove(at) {
@@ -104,7 +104,7 @@ impl<T> Window<T> {
         }
     }
 
-    /// Whether the queue there was full, and nothing more is unanswered.
+    /// Whether the queue there was full, and nothing is unanswered any more.
     pub(super) fn is_over(&self) -> bool {
         self.is_full && self.nacked == self.in_flight.len()
     }
@@ -114,12 +114,12 @@ impl<T> Window<T> {
         self.in_flight.len()
     }
 
-    /// Messages that may have arrived: the channel has ended before their confirms.
+    /// Number of messages that may have arrived: the channel was closed before their confirms.
     pub(super) fn unanswered(&self) -> usize {
         self.in_flight.len() - self.nacked
     }
 
-    /// Ends the run; returns the messages that are not confirmed, oldest first.
+    /// Ends the run; returns the unconfirmed messages, oldest first.
     pub(super) fn end(&mut self) -> Vec<T> {
         (self.bytes, self.nacked) = (0, 0);
         self.in_flight.drain(..).map(|(_, message, _)| message.item).collect()
@@ -160,7 +160,7 @@ mod tests {
         assert_eq!(items(window.answered(1, false, true)), [1]);
         assert_eq!(items(window.answered(2, false, false)), [0; 0]);
         assert!(!window.has_capacity() && !window.is_over());
-        // A consumer there has made room meanwhile.
+        // A consumer there has freed capacity meanwhile.
         assert_eq!(items(window.answered(3, false, true)), [3]);
         window.answered(4, true, false);
         assert!(window.is_over());

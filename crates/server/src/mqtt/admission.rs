@@ -8,11 +8,11 @@ use super::login::MqttRefused;
 use super::session::{MqttSession, Refusal};
 use crate::client::ConnectionCore;
 
-/// A client that is about to be admitted. Nothing is read from it meanwhile.
+/// A client between its CONNECT and its session. Its connection is not read in this state.
 pub(super) trait Admission: Send {
-    /// Continues as far as possible. The outbox is nudged when another call is worth it.
+    /// Advances as far as possible without waiting. The outbox is nudged when the admission can advance further.
     fn advance(&mut self, entering: &mut AdmittingConnection<'_>) -> Admitting;
-    /// The connection ends before the client is admitted: releases everything.
+    /// Called if the connection ends before the client is admitted: releases its claim and its requests.
     fn leave(&mut self);
 }
 
@@ -25,13 +25,13 @@ pub(super) struct AdmittingConnection<'c> {
 
 /// How far an admission has come.
 pub(super) enum Admitting {
-    /// It waits for another party.
-    Waits,
+    /// The admission waits, for example for an auth backend, for the session's other connection, or for the disk.
+    Pending,
     Refused(MqttRefused),
     /// The engine has accepted the client.
     Admitted(Box<dyn MqttSession>),
-    /// The engine has accepted the client, whose subscriptions cannot be restored: the connection has to end, and the
-    /// session stays for a user with permission.
+    /// The engine has accepted the client, but its subscriptions could not be restored. The connection must close; the
+    /// session is kept, for a connection with the permissions.
     NotResumed(Box<dyn MqttSession>, Refusal),
 }
 

@@ -22,18 +22,19 @@ use super::subscriptions::Class;
 use crate::client::{BackendRequest, ConnectionCore, OutboxWaiter};
 use crate::pending_authorisation::PendingAuthorisation;
 
-/// A client whose login is checked, and which is admitted as soon as it has its session.
+/// A client between its CONNECT and its session on the embedded broker: login, then claim, then subscriptions.
 pub(super) struct BrokerAdmission {
     hub: Arc<Hub>,
     login: MqttLogin,
     version: MqttVersion,
-    /// Another auth backend is being asked about the login.
+    /// The login request to another auth backend, until it is answered.
     asking: Option<BackendRequest<Result<Identity, LoginRefused>>>,
-    /// Asks the user's auth backend about the subscriptions of the session that the client returns to.
+    /// Asks the user's auth backend about the subscriptions of the session that the client resumes.
     question: PendingAuthorisation,
-    /// Whether it is waited for the writes that the session relies on.
+    /// Whether the admission has registered to wait for [`DetachedSession::until`].
     awaits_disk: bool,
-    /// That session, meanwhile.
+    /// The outcome of the claim, while it waits for the disk or for `question`; `Some(None)` if there is no earlier
+    /// session.
     granted: Option<Option<Box<DetachedSession>>>,
     /// `None` until the login is accepted.
     accepted: Option<Accepted>,
@@ -42,15 +43,15 @@ pub(super) struct BrokerAdmission {
 /// A client whose login was accepted.
 struct Accepted {
     user: SessionUser,
-    /// Taken when the session is made.
+    /// `None` once the session has been created.
     authorised: Option<AuthorisedSession>,
     owner: Arc<Owner>,
-    /// `None` once the claim is the session's, or was released.
+    /// `None` once the session holds the claim, or the claim was released.
     claim: Option<Arc<BrokerClaim>>,
 }
 
 impl BrokerAdmission {
-    /// Authenticates the client, or asks about it; then checks limits, and claims its session.
+    /// Starts the login. If it is decided at once, also checks limits and claims the session.
     ///
     /// # Errors
     /// Returns why the client is refused.
@@ -123,7 +124,7 @@ impl BrokerAdmission {
         Ok(Accepted { user, authorised: Some(authorised), owner, claim: Some(claim) })
     }
 
-    /// Makes the session of the client, which has `detached_session` from before.
+    /// Creates the client's session, from `detached_session` if it may be resumed.
     fn admit(
         &mut self,
         detached_session: Option<Box<DetachedSession>>,
@@ -132,7 +133,7 @@ impl BrokerAdmission {
         entering: &mut AdmittingConnection<'_>,
     ) -> Admitting {
         let Self { hub, login, version, accepted, .. } = self;
-        let Some(Accepted { owner, user, .. }) = accepted else { return Admitting::Waits };
+        let Some(Accepted { owner, user, .. }) = accepted else { return Admitting::Pending };
         let AdmittingConnection { core, engine, now } = entering;
         if detached_session.as_ref().is_some_and(|detached_session| detached_session.is_found)
             && found_queues::check(&authorised, &owner.client_id, engine.wants_session()).is_err()
@@ -156,7 +157,7 @@ impl BrokerAdmission {
         let mut client = Box::new(MqttClient::new(&core.shared, hub, &core.outbox, admitted, at));
         let mut session = None;
         match detached_session {
-            // The session of a deleted user is ended, and so is one that has expired or lost its queue.
+            // A session is not resumed but ended if its user was deleted, it has expired, or its queue was deleted.
             Some(detached_session)
                 if engine.wants_session()
                     && detached_session.belongs_to(user)
@@ -192,18 +193,18 @@ impl Admission for BrokerAdmission {
                 Err(refused) => return Admitting::Refused(refused),
             }
         }
-        let Some(accepted) = &mut self.accepted else { return Admitting::Waits };
-        let Some(claim) = accepted.claim.clone() else { return Admitting::Waits };
+        let Some(accepted) = &mut self.accepted else { return Admitting::Pending };
+        let Some(claim) = accepted.claim.clone() else { return Admitting::Pending };
         if claim.is_superseded() {
             self.leave();
             let why = "superseded by a newer connection".into();
             return Admitting::Refused(MqttRefused::new(ReasonCode::SessionTakenOver, why));
         }
         if self.question.is_open() && !self.question.take_answered() {
-            return Admitting::Waits;
+            return Admitting::Pending;
         }
         let Some(detached_session) = self.granted.take().or_else(|| claim.take_granted()) else {
-            return Admitting::Waits;
+            return Admitting::Pending;
         };
         if let Some(store) = self.hub.store()
             && let Some(missing) =
@@ -211,17 +212,18 @@ impl Admission for BrokerAdmission {
             && !missing.is_empty()
             && entering.engine.wants_session()
         {
-            // The client is told at once what its session has, such as messages of QoS 2 that were received.
+            // The CONNACK and the packets after it assert session state, such as received QoS 2 messages, that a crash
+            // must not lose.
             if !std::mem::replace(&mut self.awaits_disk, true) {
                 let waiter: Arc<dyn Waiter> = Arc::new(OutboxWaiter(Arc::clone(&entering.core.outbox)));
                 store.wait_for(missing, &waiter);
-                // The client has done its part in time.
+                // The wait is not the client's fault, so its handshake timeout starts again.
                 entering.core.deadline = Some(entering.now + entering.core.shared.config.handshake_timeout);
             }
             self.granted = Some(detached_session);
-            return Admitting::Waits;
+            return Admitting::Pending;
         }
-        let Some(authorised) = accepted.authorised.take() else { return Admitting::Waits };
+        let Some(authorised) = accepted.authorised.take() else { return Admitting::Pending };
         let detached_session = detached_session.or_else(|| {
             let (client_id, exchange) = (&accepted.owner.client_id, &self.hub.config.exchange);
             found_queues::session(&authorised, client_id, exchange, entering.engine.wants_session())
@@ -238,11 +240,12 @@ impl Admission for BrokerAdmission {
             };
             let core = &mut *entering.core;
             if returning.ask(&authorised).is_err() && self.question.ask(true, identity, &core.outbox) {
-                // The client has done its part in time, and there may be many questions.
+                // The wait is not the client's fault, and there may be many questions, so its handshake timeout starts
+                // again.
                 core.deadline = Some(entering.now + core.shared.config.handshake_timeout);
                 accepted.authorised = Some(authorised);
                 self.granted = Some(detached_session);
-                return Admitting::Waits;
+                return Admitting::Pending;
             }
         }
         accepted.claim = None;
@@ -255,19 +258,19 @@ impl Admission for BrokerAdmission {
             && let Some(claim) = claims.take()
         {
             let left = self.granted.take().or_else(|| claim.take_granted()).flatten();
-            // A session that was made of queues is still in these.
+            // The state of a session made from existing queues is still in these queues.
             self.hub.release(owner, &claim, left.filter(|left| !left.is_found));
         }
     }
 }
 
-/// Whether the queue of a session's subscriptions of QoS 1 and 2 was deleted, and the session's messages with it.
+/// Whether the queue of the session's QoS 1 and 2 subscriptions was deleted, and the session's messages with it.
 fn has_lost_its_queue(detached_session: &DetachedSession, vhost: &VirtualHost, client_id: &str) -> bool {
     detached_session.needs(Class::Qos1) && vhost.queue(NOBODY, &queue_name(client_id, 1)).is_err()
 }
 
-/// Whether the user may adopt a session of an earlier version, which recorded no user: that takes the permissions to delete its
-/// queue and to read from it.
+/// Whether the user may adopt a session of an earlier version, which recorded no user. Requires the permissions to delete
+/// its queue and to read from it.
 fn check_adoption(authorised: &AuthorisedSession, client_id: &str) -> Result<(), BrokerError> {
     let queue = queue_name(client_id, 1);
     authorised.check_delete_queue(&queue)?;
@@ -277,12 +280,12 @@ fn check_adoption(authorised: &AuthorisedSession, client_id: &str) -> Result<(),
 /// Asks the user's auth backend about [`check_adoption`].
 async fn authorise_resume(broker: &Broker, identity: &Identity, owner: &Owner) {
     if let Ok(authorised) = broker.authorised(identity, &owner.vhost) {
-        // A refusal is left to the claim.
+        // A refusal is repeated, and reported, when the session is claimed.
         let _ = identity.ask_for(|| check_adoption(&authorised, &owner.client_id)).await;
     }
 }
 
-/// Begins to authenticate the user.
+/// Starts the user's authentication.
 fn authenticate(hub: &Hub, login: &MqttLogin, core: &ConnectionCore) -> Result<LoginAnswer, MqttRefused> {
     let (broker, peer) = (hub.broker(), core.peer);
     let (vhost, login_as) = login.credentials(&hub.config, core.external.as_deref(), core.arrival.port())?;

@@ -5,10 +5,9 @@
 //! # State on disk
 //! A session that outlives its connection is a definition ([`broker::Section::MqttSessions`]) with its subscriptions; each
 //! message of QoS 2 in flight is one of its own ([`super::in_flight`]). Messages of QoS 1 in flight stay in their queue until
-//! they are acknowledged, and the topics of retained ones stay recorded until then ([`super::pending_retained`]). The
-//! receipt of a QoS 2 message from the client is noted with the LSNs at which the message is in the message log. The
-//! note is on disk before the message is, and after a crash it counts only if the message is there
-//! ([`super::received`]).
+//! acknowledged, and the topics of retained messages stay recorded until then ([`super::pending_retained`]). The receipt
+//! of a QoS 2 message from the client is noted with the LSNs at which the message is in the message log. The note reaches
+//! the disk before the message; after a crash it counts only if the log has the message ([`super::received`]).
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -79,31 +78,32 @@ pub(super) struct MqttClient {
     pub(super) groups: Vec<Box<str>>,
     pub(super) partial: PartialMessages,
     pub(super) moving: Vec<(u64, Lsn)>,
-    /// The session's user: the client's, or `None` while a session without a recorded user has not been resumed yet.
+    /// The client's user, or `None` while a session without a recorded user has not been resumed yet.
     session_user: Option<SessionUser>,
     /// See [`DetachedSession::merged_below`].
     pub(super) merged_below: u64,
     /// See [`DetachedSession::owns`].
     pub(super) owns: [bool; 2],
     pub(super) pending_retained: PendingRetained,
-    /// The end of the log records of the messages that were settled last.
+    /// The end of the message log's records for the last acknowledgements to queues.
     pub(super) settled_until: Option<Lsn>,
     pub(super) waiting: PendingAnswers,
-    /// Messages of QoS 2 that the client has, whose PUBREL waits until that is recorded.
+    /// Packet identifiers of QoS 2 messages that the client has received; PUBREL is sent once that is on disk.
     pub(super) to_release: Vec<u16>,
-    /// Packet identifiers of messages of QoS 2 to the client whose records are to be written.
+    /// Packet identifiers of QoS 2 messages to the client whose records have to be written at the next flush.
     pub(super) changed_in_flight: Vec<u16>,
-    /// Seconds that the session outlives the connection; 0 if it ends with it.
+    /// Seconds that the session outlives the connection; 0 if it ends with the connection.
     pub(super) expiry: u32,
-    /// A bridge gets RETAIN as published, and none of its own messages.
+    /// A bridge gets RETAIN as published, and never its own messages.
     pub(super) is_bridge: bool,
-    /// Whether the exchange of clients' messages was missing when the client needed it: as in RabbitMQ its connection ends.
+    /// Whether `mqtt_exchange` was missing when the client published or subscribed. As in RabbitMQ, the connection is
+    /// then closed.
     misses_exchange: bool,
-    /// Asks the user's auth backend about the request that is under way, which is then repeated.
+    /// Asks the user's auth backend about the request in `repeated`.
     pub(super) question: PendingAuthorisation,
-    /// That request, or one that continues in the next turn. Nothing is read from the client while it waits.
+    /// A request that waits for `question`, or that continues in the next turn. The client is not read meanwhile.
     pub(super) repeated: Option<WaitingRequest>,
-    /// Why the session could not be resumed, once that is known.
+    /// Set if the session could not be resumed. The connection is then closed.
     pub(super) not_resumed: Option<Refusal>,
     pub(super) now: Timestamp,
 }
@@ -113,7 +113,7 @@ struct Published {
     /// The packet identifier; 0 at QoS 0.
     packet_id: u16,
     matched: bool,
-    /// The change that retains the message.
+    /// The change that stores the retained message.
     ticket: Option<Ticket>,
 }
 
@@ -197,7 +197,7 @@ impl MqttClient {
         self.expiry > 0
     }
 
-    /// Takes over a detached session, except its subscriptions; returns the engine's part.
+    /// Takes over a detached session, except its subscriptions; returns the engine's part of it.
     pub(super) fn adopt(&mut self, detached_session: DetachedSession) -> Session {
         let DetachedSession {
             session,
@@ -220,7 +220,7 @@ impl MqttClient {
         session
     }
 
-    /// Called when the session was resumed: it belongs to the user from now on.
+    /// Called once the session is resumed: from then on it belongs to this user.
     pub(super) fn own_session(&mut self) {
         self.session_user = Some(SessionUser::of(self.authorised.identity()));
     }
@@ -236,7 +236,7 @@ impl MqttClient {
         self.waiting.push(then, until, store, &self.nudge);
     }
 
-    /// Publishes a message. One whose permission has not been asked for yet changes nothing.
+    /// Publishes a message. Changes nothing if the permission has not been asked for yet.
     fn publish_now(&mut self, publish: &packet::PublishPacket<'_>) -> Result<(), Refusal> {
         let owner = Arc::clone(&self.owner);
         let message = Incoming {
@@ -261,10 +261,10 @@ impl MqttClient {
         let hub = Arc::clone(&self.hub);
         let retained = publish.retain.then(|| hub.retained(self.vhost()));
         let topic_guard = retained.as_ref().map(|retained| retained.begin_publish(publish.topic));
-        // The note of a message of QoS 2 gets to the disk no later than the message.
+        // The note of a QoS 2 message must reach the disk no later than the message.
         let begin_ordered_round =
             hub.store().filter(|_| exactly_once).map(|store| store.begin_ordered_round());
-        // A large body, or one that is retained too, is shared; a small one is copied into the message.
+        // A body that is large or also retained is shared; a small one is copied into the message.
         let payload =
             (publish.payload.len() > MAX_INLINE_BODY || publish.retain).then(|| [publish.payload.to_bytes()]);
         let body = match &payload {
@@ -289,21 +289,21 @@ impl MqttClient {
             let matched = published.inspect_err(|error| self.note_refused(error))?;
             self.published.push(Published { packet_id: publish.packet_id, matched, ticket });
             if publish.retain {
-                // All queues get it before another message of its topic.
+                // All queues must get it before the next message of its topic.
                 self.flush_published();
             }
         }
         drop(begin_ordered_round);
         drop(topic_guard);
         if publish.retain && hub.store().is_some_and(|store| !store.has_capacity()) {
-            // At QoS 0 nothing else makes the client wait for the disk.
+            // A QoS 0 publisher waits for no acknowledgement, so it is paused while the disk falls behind.
             self.publish_gate.pause(self.vhost());
         }
         Ok(())
     }
 
-    /// Publishes a message, and notes its receipt, while no round takes the gathered records: so the note is on disk
-    /// before the message is.
+    /// Publishes a message and notes its receipt. The caller holds off the journal's rounds, so that the note reaches the
+    /// disk before the message.
     fn publish_noted(
         &mut self,
         publish: &packet::PublishPacket<'_>,
@@ -312,7 +312,7 @@ impl MqttClient {
     ) -> Result<(), Refusal> {
         let packet_id = publish.packet_id;
         let before = self.partial.get(&packet_id).filter(|_| publish.dup).cloned().unwrap_or_default();
-        // If it fails, since it is yet to be asked about for example, the message is as partial as it was.
+        // On an error, for example if the permission has yet to be asked for, `partial` stays as it was.
         let (matched, flushed, shares) = self.publisher.publish_exactly_once(amqp, &before, self.now)?;
         self.partial.remove(&packet_id);
         let until = flushed.until.unwrap_or_default();
@@ -332,7 +332,7 @@ impl MqttClient {
         Ok(())
     }
 
-    /// Flushes all publishes, however long it takes: the next operation must see them.
+    /// Flushes all publishes, even beyond the turn, since the next operation must see them.
     pub(super) fn flush_published(&mut self) {
         if !self.published.is_empty() {
             let flushed = self.publisher.flush_all(self.now);
@@ -406,7 +406,7 @@ impl MqttClient {
         InFlightOf { owner: &self.owner, session, moving: &self.moving }
     }
 
-    /// Writes a stored session that is now to end with this connection: a crash must not restore its earlier state.
+    /// Writes a stored session as one that ends with this connection, so that a crash does not restore its earlier state.
     pub(super) fn persist_as_ending(&self, session: &Session) {
         self.persist_as(session, 0);
     }
@@ -423,7 +423,7 @@ impl MqttClient {
         Written { session, user, merged_below, expiry, since: None, will: None }.encode()
     }
 
-    /// The broker has refused something. Without its exchange the client is disconnected.
+    /// Called if the broker has refused a request. If `mqtt_exchange` is missing, the client is disconnected.
     pub(super) fn note_refused(&mut self, error: &BrokerError) {
         if self.hub.note_refused(self.vhost(), error) {
             self.misses_exchange = true;
@@ -506,7 +506,7 @@ impl MqttSession for MqttClient {
     }
 
     fn flush(&mut self, engine: &mut Engine) {
-        self.go_on(engine);
+        self.continue_request(engine);
         if !self.published.is_empty() {
             let flushed = self.publisher.flush(self.now);
             if flushed.unfinished {
@@ -521,7 +521,8 @@ impl MqttSession for MqttClient {
         let packet_ids = std::mem::take(&mut self.changed_in_flight);
         let ticket = self.persist_in_flight(engine.session(), packet_ids, Vec::new());
         for packet_id in std::mem::take(&mut self.to_release) {
-            // Once the client has answered PUBREL the session forgets the message, which its queue must not have then.
+            // After PUBREL is answered the session forgets the message, so its queue must have released it on disk by
+            // then.
             self.wait(PendingReply::Release { packet_id }, DiskPoint { lsn: self.settled_until, ticket });
         }
     }
@@ -581,11 +582,11 @@ impl MqttSession for MqttClient {
     }
 
     fn end(mut self: Box<Self>, mut session: Session, end: MqttEnd) {
-        // Nobody is left to acknowledge to.
+        // The results are not needed: acknowledgements can no longer be sent.
         self.publisher.flush_all(self.now);
         self.published.clear();
         for then in self.waiting.drain() {
-            // It was published and must not be published again.
+            // The message was published, and must not be published again when the client resends it.
             if let PendingReply::Accept { packet_id, .. } = then {
                 session.accepted(packet_id);
             }
@@ -595,9 +596,9 @@ impl MqttSession for MqttClient {
         }
         self.renew_lease(end.session_expiry);
         self.detach_all();
-        // Queues that go with the connection.
+        // Deletes the queues that end with the connection.
         self.vhost().end_session(self.session_id);
-        // A will without delay is published now; another one stays with the session until it is due.
+        // A will without delay is published now; a delayed one stays with the session until it is due.
         let will_delay = end.will_delay().unwrap_or_default();
         let user: Box<str> = self.authorised.identity().user().into();
         let external = Some(self.authorised.identity()).filter(|identity| identity.is_external()).cloned();
@@ -630,7 +631,7 @@ impl MqttSession for MqttClient {
             since: self.now,
             will: will.map(|will| PendingWill { will, user, external, due }),
         };
-        // Before the release, as another connection may claim the session at once.
+        // Must precede the release, after which another connection may claim the session.
         let left = if detached_session.expiry == 0 {
             self.hub.end(&self.owner, self.vhost(), detached_session, self.now);
             None
@@ -644,8 +645,8 @@ impl MqttSession for MqttClient {
 }
 
 impl From<super::message::ConversionError> for Refusal {
-    fn from(untold: super::message::ConversionError) -> Self {
-        Self { reason: untold.reason, text: untold.text }
+    fn from(error: super::message::ConversionError) -> Self {
+        Self { reason: error.reason, text: error.text }
     }
 }
 

@@ -95,12 +95,12 @@ impl MqttConnection {
         self.finish();
     }
 
-    /// Admits the client if everything that it takes is there by now.
+    /// Admits the client if its admission can be completed by now.
     fn advance(&mut self, now: Instant) {
         let Self { core, engine, phase, .. } = self;
         let MqttPhase::Admitting(admission) = phase else { return };
         match admission.advance(&mut AdmittingConnection { core, engine, now }) {
-            Admitting::Waits => {}
+            Admitting::Pending => {}
             Admitting::Refused(refused) => {
                 self.phase = MqttPhase::Over;
                 self.refuse(&refused);
@@ -149,8 +149,8 @@ impl MqttConnection {
         }
     }
 
-    /// Takes packets for as long as there is room, and counts their bytes in `taken`. Returns whether there was none for the
-    /// rest.
+    /// Takes packets until the client has no more capacity, and counts their bytes in `taken`. Returns whether input was
+    /// left over for lack of capacity.
     fn take_packets(&mut self, input: &[u8], now: Instant, taken: &mut usize) -> bool {
         let mut at = 0;
         while self.takes() {
@@ -212,7 +212,7 @@ impl MqttConnection {
         self.leave_when_settled(now);
     }
 
-    /// Shows operators what the session has by now.
+    /// Publishes the session's current figures to operators' lists.
     fn note_session(&self) {
         if let Some(session) = self.core.session() {
             session.set_subscriptions(self.engine.session().subscription_count());
@@ -220,7 +220,7 @@ impl MqttConnection {
         }
     }
 
-    /// Sets whether the client is read.
+    /// Sets whether the connection is read.
     fn set_intent(&mut self) {
         let MqttPhase::Open(client) = &self.phase else { return };
         let reads = client.has_capacity() && self.blocked.is_none();
@@ -230,7 +230,7 @@ impl MqttConnection {
     /// Stops reading a client that publishes while an alarm is raised.
     fn block_if_alarmed(&mut self) {
         if self.blocked.is_none()
-            && self.core.shared.alarms.stand()
+            && self.core.shared.alarms.any_raised()
             && let Some((place, _)) = self.core.shared.alarms.block(&self.core.outbox)
         {
             self.blocked = Some(place);
@@ -368,7 +368,7 @@ fn protocol_name(version: MqttVersion, compatibility: Compatibility) -> &'static
     }
 }
 
-/// Performs an action whose time has come. Some of them end the connection.
+/// Sends an answer that is due. Some end the connection.
 fn apply(then: PendingReply, engine: &mut Engine, out: &mut Vec<u8>) -> Option<MqttEnd> {
     match then {
         PendingReply::Accept { packet_id, matched } => engine.accepted(packet_id, matched, out),
@@ -451,7 +451,8 @@ impl ProtocolState for MqttConnection {
             let at = taken;
             let was_full = self.take_packets(&input[at..], now, &mut taken);
             self.after_batch(now);
-            // The batch may have made room itself, and then nothing else shows the rest again.
+            // The batch itself may have freed capacity, and then no later event would make the rest of the input be
+            // taken.
             if !(was_full && self.takes()) {
                 break;
             }
@@ -488,7 +489,7 @@ impl ProtocolState for MqttConnection {
         if let Some(why) = self.core.take_close_reason() {
             return self.disconnect(&CloseReason::new(ReasonCode::AdministrativeAction, String::from(why)));
         }
-        if !self.core.shared.alarms.stand() {
+        if !self.core.shared.alarms.any_raised() {
             self.blocked = None;
         }
         self.after_batch(now);

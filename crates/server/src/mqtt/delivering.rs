@@ -19,7 +19,7 @@ use super::inbox::SourceKey;
 use super::message::{self, Addressed, MessageMapping, left};
 use super::native::StoredForm;
 use super::session::PendingReply;
-use super::subscriptions::{Class, FilterMatch, Match, came_by_star, is_for};
+use super::subscriptions::{Class, FilterMatch, Match, is_for, matches_only_by_star};
 
 /// A queue that the client consumes from.
 pub(super) struct ConsumedQueue {
@@ -41,15 +41,15 @@ pub(super) enum SourceKind {
     Shared(Subscription),
 }
 
-/// Packets of a batch that are sent only after its messages of QoS 2 were written to disk.
+/// Packets of a batch that are sent only after the batch's QoS 2 messages are on disk.
 #[derive(Default)]
 pub(super) struct DeferredPackets {
     pub(super) bytes: Vec<u8>,
-    /// Messages from shared queues, by the tags that the session has for them.
+    /// Messages from shared queues, by the session's tags for them.
     moved: Vec<(u64, UnackedDelivery)>,
-    /// Packet identifiers of its messages of QoS 2.
+    /// Packet identifiers of the batch's QoS 2 messages.
     pub(super) exactly_once: Vec<u16>,
-    /// Topics of retained messages that the session holds after the write.
+    /// Topics of retained messages that the session holds once the records are written.
     pub(super) settled_retained: Vec<Arc<str>>,
 }
 
@@ -70,7 +70,7 @@ impl MqttClient {
     /// Sends the messages that the client can take now.
     pub(super) fn deliver(&mut self, engine: &mut Engine) {
         if self.is_resuming() {
-            // Its subscriptions are not all known yet.
+            // Not all of the session's subscriptions are restored yet.
             return;
         }
         let mut noted = DeferredPackets::default();
@@ -96,11 +96,11 @@ impl MqttClient {
         }
     }
 
-    /// Writes messages of QoS 2 if that has to precede sending. Messages from shared queues belong to the session
-    /// from then on: they are on disk before the queues' settlements are, and if a crash leaves them without these,
-    /// the messages do not count as the session's
-    /// ([`DetachedSession::moving`](super::detached::DetachedSession::moving)).
-    /// Returns the changes to wait for.
+    /// Writes the records of the batch's QoS 2 messages, if the session is stored. Messages from shared queues belong to
+    /// the session from then on: their records reach the disk before the queues' acknowledgements. If a crash leaves the
+    /// records without the acknowledgements, the records do not count
+    /// ([`DetachedSession::moving`](super::detached::DetachedSession::moving)). Returns the changes that sending has to
+    /// wait for.
     fn note(&mut self, noted: DeferredPackets, engine: &Engine) -> DiskPoint {
         let DeferredPackets { moved, exactly_once, settled_retained, .. } = noted;
         if exactly_once.is_empty() {
@@ -110,14 +110,14 @@ impl MqttClient {
         let _ordered = store.begin_ordered_round();
         self.moving.retain(|(_, lsn)| *lsn > store.durable());
         let lsn = self.move_out(moved);
-        // Together: a topic that is no longer pending while no session has its message would be lost.
+        // In one commit, since otherwise a crash could lose a message that is neither pending nor in the session.
         let settled = settled_retained.iter().filter_map(|topic| self.settled_retained(topic)).collect();
         DiskPoint { lsn, ticket: self.persist_in_flight(engine.session(), exactly_once, settled) }
     }
 
-    /// Acknowledges messages to shared queues, as the session holds them from now on. Each queue writes a
-    /// record of its own, and a crash may leave one and not the next: so a message is the session's once its
-    /// own queue's record is on disk, no sooner and no later. Returns the end of the last record.
+    /// Acknowledges messages to shared queues, since the session holds them from now on. Each queue writes its own
+    /// record, and a crash may keep one record without the next. So a message is the session's exactly when its own
+    /// queue's record is on disk. Returns the end of the last record.
     fn move_out(&mut self, mut moved: Vec<(u64, UnackedDelivery)>) -> Option<Lsn> {
         let mut until = None;
         for source in &self.sources {
@@ -128,7 +128,7 @@ impl MqttClient {
                 continue;
             }
             self.inbox.settled(source.key, deliveries.len());
-            // A transient message is in no queue after a crash: only the session has it.
+            // A transient message has no record: after a crash only the session has it.
             if let Some(lsn) = source.queue.ack(deliveries, self.now) {
                 self.moving.extend(tags.into_iter().map(|tag| (tag, lsn)));
                 until = until.max(Some(lsn));
@@ -142,8 +142,7 @@ impl MqttClient {
         noted.bytes.len() < MAX_NOTED && self.outbox.has_capacity() && self.may_be_traced()
     }
 
-    /// Whether more messages can be delivered as far as tracing is concerned: always if nothing is traced, else
-    /// while the turn lasts and there is room.
+    /// Whether tracing permits further deliveries. Traced messages need an open publish gate and the rest of the turn.
     pub(super) fn may_be_traced(&self) -> bool {
         self.tracer.is_none() || (self.publish_gate.is_open() && !work::is_turn_over())
     }
@@ -159,7 +158,7 @@ impl MqttClient {
         tracer.delivered(1, &sources[at].queue, delivery, false, *now);
     }
 
-    /// Flushes traces. Those that do not fit into the turn follow in the next, and messages with them.
+    /// Publishes pending traces. Those that do not fit into the turn follow in the next one, before further messages.
     fn flush_traces(&mut self) {
         let Some(tracer) = &mut self.tracer else { return };
         let flushed = tracer.flush(self.now);
@@ -172,7 +171,7 @@ impl MqttClient {
         }
     }
 
-    /// Sends some of the messages from one queue; returns whether any was taken.
+    /// Sends up to [`TURN`] messages from one queue; returns whether any was taken.
     fn deliver_from(&mut self, at: usize, engine: &mut Engine, noted: &mut DeferredPackets) -> bool {
         let (key, needs_window) =
             (self.sources[at].key, self.sources[at].kind != SourceKind::Own(Class::Qos0));
@@ -194,7 +193,8 @@ impl MqttClient {
         taken > 0
     }
 
-    /// Sends a message, or settles it if it is not to be sent. Returns false if the client can take no more.
+    /// Sends a message, or settles it without sending if it is not for the client. Returns false if the client can take
+    /// no more.
     fn send(
         &mut self,
         at: usize,
@@ -243,8 +243,8 @@ impl MqttClient {
             Ok(packet_id) => {
                 noted.exactly_once.extend(packet_id.filter(|_| is_noted));
                 if is_noted && !is_own {
-                    // The session has it once that is recorded: until then, a crash would make its queue
-                    // deliver it to another client.
+                    // The session takes the message over only when its record is on disk. After a crash before that, the
+                    // queue delivers the message to another client.
                     noted.moved.push((tag, unacked));
                 } else {
                     self.unacked.insert(tag, unacked);
@@ -277,7 +277,7 @@ impl MqttClient {
         }
     }
 
-    /// The message as sent to the client. `None` if it is not sent.
+    /// The message to send to the client. `None` if the message is not for it.
     fn message_of(&self, at: usize, delivery: &Delivery, engine: &Engine) -> Option<OutgoingMessage> {
         let (ConsumedQueue { queue, kind, filter, .. }, amqp) = (&self.sources[at], delivery.message());
         let (kind, is_from_exchange) = (*kind, amqp.exchange() == &*self.hub.config.exchange);
@@ -298,8 +298,8 @@ impl MqttClient {
         let verdict = match kind {
             SourceKind::Own(class) => match self.match_topic(&outgoing.topic, class, is_own, is_merged) {
                 Match::Send(verdict) => verdict,
-                // Another exchange was bound to the queue, or a publisher addressed the queue directly. Or as in RabbitMQ, it
-                // came by a binding that somebody has made for the client, or by one that was removed after it had come.
+                // The message was published through another exchange or directly to the queue. Or it came through a
+                // binding that was created outside MQTT, or has been removed since. As in RabbitMQ, it is delivered.
                 Match::None
                     if !is_from_exchange
                         || (class == Class::Qos1
@@ -348,8 +348,8 @@ impl MqttClient {
         take_tag(&mut self.next_tag)
     }
 
-    /// Called when the client's own queue is a new one, which counts its messages from 0: messages in flight from an earlier
-    /// one get tags of the session's own.
+    /// Called when the client's own queue has been created again and counts its positions from 0: messages in flight from
+    /// the earlier queue get the session's own tags instead of positions.
     pub(super) fn give_up_positions(&mut self, engine: &mut Engine) {
         self.restored.clear();
         self.merged_below = 0;
@@ -363,7 +363,7 @@ impl MqttClient {
         });
     }
 
-    /// Called when the client has a message.
+    /// Called when the client has acknowledged a message.
     pub(super) fn delivered(&mut self, tag: u64, packet_id: u16, to_be_released: bool) {
         if let Some(unacked) = self.unacked.remove(&tag) {
             self.done_with(unacked);
@@ -372,7 +372,7 @@ impl MqttClient {
             self.clear_pending_retained(&topic);
         }
         if to_be_released {
-            // Before the session is written: the session then holds the message until its queue has released it.
+            // Must precede writing the session, which holds the message until its queue has released it.
             self.flush_settled();
             self.to_release.push(packet_id);
             self.changed_in_flight.push(packet_id);
@@ -406,14 +406,14 @@ impl MqttClient {
         self.resume_sources();
     }
 
-    /// Resumes queues that wait for room.
+    /// Resumes queues that were waiting for capacity.
     fn resume_sources(&self) {
         for source in self.sources.iter().filter(|source| self.inbox.wants_resuming(source.key)) {
             source.queue.resume(source.id, self.now);
         }
     }
 
-    /// Whether a message has arrived that can be sent.
+    /// Whether a message that can be sent now has arrived.
     pub(super) fn has_arrivals(&self, engine: &Engine) -> bool {
         let window = engine.free_window() > 0;
         !self.waiting.holds_messages()
@@ -432,7 +432,7 @@ impl MqttClient {
     pub(super) fn detach(&mut self, name: &str) {
         let Some(at) = self.sources.iter().position(|source| **source.queue.name() == *name) else { return };
         let source = self.sources.swap_remove(at);
-        // From now on nothing arrives from the queue.
+        // Nothing arrives from the queue after this.
         let mut back: Vec<Delivery> = self.inbox.remove(source.key).into();
         if source.kind == SourceKind::Own(Class::Qos0) {
             back.clear();
@@ -469,11 +469,11 @@ impl Class {
     }
 }
 
-/// Cost of a message for one client, in nanoseconds, in addition to that of [matching](super::subscriptions) it.
+/// Cost of a message for one client, in nanoseconds, without the cost of [matching](super::subscriptions) it.
 pub(super) const MESSAGE: u32 = 1_500;
 
-/// Messages sent from one queue before the next one gets its turn.
+/// Messages that are sent from one queue before the next queue is served.
 const TURN: usize = 32;
 
-/// Bytes of packets that are collected before their session is written.
+/// Bytes of packets that are collected before their records are written.
 const MAX_NOTED: usize = 256 * 1024;

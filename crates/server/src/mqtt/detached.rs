@@ -17,41 +17,41 @@ use super::subscriptions::Class;
 /// A session with its unsettled deliveries and pending messages.
 pub(super) struct DetachedSession {
     pub(super) session: Session,
-    /// Messages in flight that their queues still count, by tag.
+    /// Deliveries that are unacknowledged in their queues, by tag.
     pub(super) unacked: HashMap<u64, UnackedDelivery>,
     /// Tags of messages that were in flight before a restart, and that their queue has not redelivered yet.
     pub(super) restored: HashSet<u64>,
     /// The next tag for a message without a position in the client's own queue.
     pub(super) next_tag: u64,
-    /// Retained messages that the client does not have yet.
+    /// Retained messages that have not been sent to the client, or not been acknowledged by it.
     pub(super) pending_retained: PendingRetained,
-    /// Queues of shared subscriptions.
+    /// Names of the shared subscriptions' queues.
     pub(super) groups: Vec<Box<str>>,
-    /// Messages from the client that only some of their queues have after a crash.
+    /// QoS 2 messages from the client that reached only some of their queues before a crash.
     pub(super) partial: PartialMessages,
-    /// Messages taken from a shared queue, by tag, with the log position at which that queue has released them.
-    /// After a crash before that position they are still the queue's, and were not sent to the client.
+    /// Messages taken from a shared queue, by tag, with the log position at which that queue has released them. If a
+    /// crash left the log shorter than that, the queue still has the message, and it was not sent to the client.
     pub(super) moving: Vec<(u64, Lsn)>,
-    /// The session's user. `None` only for a session written by an earlier version, which recorded no user: it
-    /// then belongs to the first user who connects for it and has permission for its queue.
+    /// The session's user. `None` only for a session of an earlier version, which recorded no user: it then belongs to
+    /// the first user who connects with its client identifier and has permission for its queue.
     pub(super) user: Option<SessionUser>,
     /// Messages at lower positions of the client's queue came from an earlier version, which did not
     /// distinguish `.` and `/` in topics; 0 if there are none (see [`super::merging`]).
     pub(super) merged_below: u64,
-    /// An earlier version has written it, and [`super::merging`] has not handled it yet.
+    /// Whether an earlier version wrote the session, and [`super::merging`] has not upgraded it yet.
     pub(super) is_merged: bool,
     /// Seconds that the session outlives its connection; `u32::MAX` forever.
     pub(super) expiry: u32,
     /// When the connection ended.
     pub(super) since: Timestamp,
     pub(super) will: Option<PendingWill>,
-    /// The client's queues, by [class](super::subscriptions::Class), that end with the session. A queue that somebody else has
-    /// declared for a client without a session is none of them until the client's user was found to have permission for it.
+    /// Whether the client's queue of each [class](super::subscriptions::Class) ends with the session. False for a queue
+    /// that was declared by somebody else, until the client's user is found to have permission for it.
     pub(super) owns: [bool; 2],
-    /// It was made of queues that were there without a session: the client's user needs permission for them.
+    /// Whether the session was made from queues that existed without a session. The user then needs permissions for them.
     pub(super) is_found: bool,
-    /// The writes that the session has relied on when its connection ended. Its client may be told that they are done as soon
-    /// as it is back.
+    /// The writes that had not been confirmed when the connection ended. A new connection waits for them, since it may
+    /// send the answers that depend on them.
     pub(super) until: DiskPoint,
 }
 
@@ -73,8 +73,8 @@ pub(super) struct PendingWill {
     pub(super) will: StoredWill,
     /// The user that publishes it.
     pub(super) user: Box<str>,
-    /// The same, if another auth backend than the broker's own list has let it in. Such a will is not written down, and a
-    /// restart loses it: nobody vouches for that user any more.
+    /// The identity of a user who was authenticated by another auth backend. The will of such a user is not stored, and
+    /// is lost in a restart: after it, nothing can confirm that the user still exists.
     pub(super) external: Option<Identity>,
     pub(super) due: Timestamp,
 }
@@ -93,7 +93,7 @@ impl PendingWill {
     }
 }
 
-/// Tags from here on are the session's own numbers; lower ones are positions in the client's queue.
+/// Tags from here on are allocated by the session; lower tags are positions in the client's queue.
 pub(super) const OWN_TAGS: u64 = 1 << 63;
 
 impl Detached for DetachedSession {
@@ -101,7 +101,7 @@ impl Detached for DetachedSession {
         self.user.clone()
     }
 
-    /// When its will or its end is due.
+    /// When the will is due or the session expires, whichever is earlier.
     fn due(&self) -> Option<Timestamp> {
         self.will.as_ref().map(|will| will.due).into_iter().chain(self.ends()).min()
     }
@@ -131,7 +131,7 @@ impl DetachedSession {
         }
     }
 
-    /// That of queues without a session, whose subscriptions are to follow. The client gives it an expiry.
+    /// The session of queues that exist without one. The caller adds the subscriptions; the client sets an expiry.
     pub(super) fn of_queues() -> Self {
         Self { is_found: true, expiry: u32::MAX, ..Self::new() }
     }
@@ -214,18 +214,18 @@ impl DetachedSession {
         }
     }
 
-    /// Called after a crash that has left the message log at `end`: forgets messages in flight that had not left their
-    /// queues by then. Returns whether there were any; then the session must be written, since the log will grow.
-    pub(super) fn forget_what_did_not_move(&mut self, end: Lsn) -> bool {
+    /// Called after a crash that has left the message log at `end`: forgets messages in flight that their queues had not
+    /// released by then. Returns whether there were any. The session must then be written before the log grows.
+    pub(super) fn forget_unreleased(&mut self, end: Lsn) -> bool {
         let moving = std::mem::take(&mut self.moving);
         let stayed = moving.into_iter().filter(|(_, until)| *until > end);
         stayed.map(|(tag, _)| self.session.forget_in_flight(tag)).count() > 0
     }
 
-    /// Called after a restart, when the next message of the client's queue gets the position `next`. An empty queue of which
-    /// the journal has no record any more counts from 0 again: messages in flight from there on are in no queue, and later
-    /// messages get their positions. So they get tags of the session's own. Returns whether any has; then the session must be
-    /// written, since the queue will grow.
+    /// Called after a restart, when the next message of the client's queue gets the position `next`. If the queue was
+    /// empty and the journal has no record of it, its positions start from 0 again. Messages in flight at `next` or above
+    /// are then in no queue, but later messages will get their positions: so they get tags of the session's own. Returns
+    /// whether there were any. The session must then be written before the queue grows.
     pub(super) fn give_up_positions(&mut self, next: u64) -> bool {
         self.restored.retain(|tag| *tag < next);
         let next_tag = &mut self.next_tag;
@@ -236,7 +236,7 @@ impl DetachedSession {
     }
 }
 
-/// A number of the session's own for a message.
+/// Allocates a tag of the session's own.
 pub(super) fn take_tag(next_tag: &mut u64) -> u64 {
     let tag = *next_tag;
     *next_tag += 1;
@@ -261,7 +261,8 @@ impl Written<'_> {
         let mut bytes = vec![if is_external { OF_EXTERNAL } else { FORM }];
         bytes.extend_from_slice(&self.expiry.to_be_bytes());
         bytes.extend_from_slice(&self.since.map_or(0, |since| since.0).to_be_bytes());
-        // Read again, the will would be that of the user of the broker's own list with the same name.
+        // A stored will names its user only, and after a restart would be published as the broker's own user of that
+        // name.
         match self.will.filter(|will| will.external.is_none()) {
             None => bytes.push(0),
             Some(PendingWill { will, user, due, .. }) => {
@@ -275,7 +276,7 @@ impl Written<'_> {
         }
         put(&mut bytes, self.user.map_or("", |user| &user.name).as_bytes());
         bytes.extend_from_slice(&self.merged_below.to_be_bytes());
-        // Messages that move, of which earlier versions had a list here.
+        // An empty list of `moving`, which earlier versions stored here.
         bytes.extend_from_slice(&[0; 4]);
         self.session.encode_without_messages(&mut bytes);
         bytes
@@ -337,10 +338,10 @@ fn take_text<'a>(rest: &mut &'a [u8]) -> Option<&'a str> {
 /// First byte of a stored session: the version of its format.
 const FORM: u8 = 5;
 
-/// The same, of a user that another auth backend than the broker's own list has let in.
+/// The same, for a user of another auth backend than the broker's own list.
 const OF_EXTERNAL: u8 = 6;
 
-/// The format in which messages in flight were a part of their session.
+/// The format that contained the messages in flight.
 const WITH_IN_FLIGHT: u8 = 3;
 
 /// The same, of a user of another auth backend.
@@ -349,7 +350,7 @@ const OF_EXTERNAL_WITH_IN_FLIGHT: u8 = 4;
 /// The format before the user was recorded, when `.` and `/` in topics were not distinguished.
 const WITHOUT_USER: u8 = 2;
 
-/// The format before messages between a queue and the session were recorded, either.
+/// The older format that also lacks the list of `moving`.
 const WITHOUT_MOVING: u8 = 1;
 
 #[cfg(test)]

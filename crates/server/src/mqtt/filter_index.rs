@@ -3,7 +3,7 @@
 use hashbrown::HashMap;
 use mqtt::topic::merged;
 
-/// The shapes of a set of filters: each has at most one filter that can match a topic.
+/// The shapes of a set of filters. For each shape, at most one filter can match a given topic.
 #[derive(Debug, Default)]
 pub(super) struct FilterShapes {
     /// The shapes of filters with wildcards, and the number of filters of each.
@@ -13,7 +13,7 @@ pub(super) struct FilterShapes {
 /// Filters with dots, found by topics that have slashes in place of dots.
 #[derive(Debug, Default)]
 pub(super) struct DottedFilters {
-    /// By their [merged] forms, of which several may have the same.
+    /// By [merged] form, which several filters can share.
     filters: HashMap<Box<str>, Vec<Box<str>>>,
     /// The shapes of the merged forms, one for each filter.
     shapes: FilterShapes,
@@ -37,7 +37,7 @@ impl FilterShapes {
         }
     }
 
-    /// Number of different shapes: the lookups that a topic with all of them takes, besides that of the topic itself.
+    /// Number of distinct shapes: the lookups that a topic takes at most, besides the lookup of the topic itself.
     pub(super) fn len(&self) -> usize {
         self.counts.len()
     }
@@ -55,7 +55,7 @@ impl FilterShapes {
 }
 
 impl DottedFilters {
-    /// Adds a filter, which has a dot.
+    /// Adds a filter that has a dot.
     pub(super) fn add(&mut self, filter: &str) {
         let merged = merged(filter);
         self.shapes.add(&merged);

@@ -1,5 +1,5 @@
-//! Queues of a client that exist without a session: RabbitMQ's plugin created them before a migration to this broker, or an
-//! AMQP client did. As in RabbitMQ they are the client's session, and their bindings are its subscriptions.
+//! Queues of a client that exist without a session: RabbitMQ's plugin created them before a migration to this broker, or
+//! an AMQP client did. As in RabbitMQ they become the client's session, and their bindings its subscriptions.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use super::session::MAX_SUBSCRIPTIONS;
 use super::subscribing::is_permanent;
 use super::subscriptions::Class;
 
-/// The queues of a client that stay when its connection ends.
+/// The client's queues that outlive its connection.
 fn queues(vhost: &VirtualHost, client_id: &str) -> impl Iterator<Item = (Class, Arc<Queue>)> {
     Class::ALL.into_iter().filter_map(move |class| {
         let queue = vhost.queue(NOBODY, &queue_name(client_id, class.queue())).ok()?;
@@ -24,7 +24,7 @@ fn queues(vhost: &VirtualHost, client_id: &str) -> impl Iterator<Item = (Class, 
     })
 }
 
-/// The session of a client that has none but in its queues, if there are any; with its subscriptions, if it `is_wanted`.
+/// The session that is made from a client's queues, if there are any. Has its subscriptions only if `is_wanted`.
 pub(super) fn session(
     authorised: &AuthorisedSession,
     client_id: &str,
@@ -36,7 +36,7 @@ pub(super) fn session(
     let mut detached_session = (!found.is_empty()).then(|| Box::new(DetachedSession::of_queues()))?;
     if !is_wanted || check(authorised, client_id, is_wanted).is_err_and(|error| error != BrokerError::Unasked)
     {
-        // It is refused or deleted.
+        // The session will be refused or deleted, and so needs no subscriptions.
         found.clear();
     }
     for (class, queue) in found {
@@ -53,7 +53,8 @@ pub(super) fn session(
     Some(detached_session)
 }
 
-/// The filter of a binding key, if there is one. One that looks like a shared subscription's is RabbitMQ's alone.
+/// The filter of a binding key, if it has one. A key that would read as a shared subscription was not bound by this
+/// broker.
 fn filter_of(key: &str) -> Option<String> {
     let levels =
         key.split('.').map(|word| if word == "*" { "+".to_owned() } else { routing_key_to_topic(word) });
@@ -62,10 +63,10 @@ fn filter_of(key: &str) -> Option<String> {
     is_valid.then_some(filter)
 }
 
-/// Whether the user may have these queues as its session, or with a clean start delete them.
+/// Whether the user may resume these queues as a session or, with a clean start, delete them.
 ///
 /// # Errors
-/// 403 without configure on them, and without read if the session `is_wanted`.
+/// 403 without the configure permission on them, or if `is_wanted` without the read permission.
 pub(super) fn check(
     authorised: &AuthorisedSession,
     client_id: &str,
@@ -77,7 +78,7 @@ pub(super) fn check(
     })
 }
 
-/// Binds the queues without arguments, as sessions here do. RabbitMQ 4 has a subscription's options there.
+/// Replaces bindings with arguments, in which RabbitMQ 4 keeps a subscription's options, by bindings without any.
 pub(super) fn rebind(vhost: &VirtualHost, client_id: &str, exchange: &str) {
     for (_, queue) in queues(vhost, client_id) {
         for binding in vhost.bindings_to_queue(queue.name()).unwrap_or_default() {
@@ -91,7 +92,7 @@ pub(super) fn rebind(vhost: &VirtualHost, client_id: &str, exchange: &str) {
             let bare = Binding { source, destination, routing_key, arguments: RawTable::default() };
             let arguments = binding.arguments.encode();
             let arguments = RawTable::check(&arguments).unwrap_or_default();
-            // If it is gone meanwhile, so is the subscription.
+            // If the binding was removed meanwhile, so was the subscription.
             if vhost.bind_queue(NOBODY, &bare).is_ok() {
                 let _ = vhost.unbind_queue(NOBODY, &Binding { arguments, ..bare });
             }

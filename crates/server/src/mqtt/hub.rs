@@ -4,9 +4,9 @@
 //! session belongs to a user: another user who connects with the same client name is refused, and the connection that has the
 //! session continues.
 //!
-//! A deleted virtual host takes its sessions and retained messages along ([`Hub::forget_vhost`]). Its
-//! connections may live on for a moment, when another virtual host may have its name: so they pass the one they
-//! mean, and operations on one that is gone have no effect.
+//! A deleted virtual host's sessions and retained messages are deleted with it ([`Hub::forget_vhost`]). Its connections
+//! may exist for a moment longer, and another virtual host of that name may be created: so connections pass their
+//! `VirtualHost`, and operations on a deleted one have no effect.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -40,7 +40,7 @@ use super::subscriptions::Class;
 use crate::clock::Clock;
 use crate::registry::OpenConnection;
 
-/// The hub's own session id, which no connection has: those are numbered from 1.
+/// The hub's own session id. No connection has it, since their ids start at 1.
 pub(super) const NOBODY: SessionId = SessionId(0);
 
 /// A connection's claim to a session of the embedded broker.
@@ -48,7 +48,7 @@ pub(super) type BrokerClaim = Claim<DetachedSession>;
 
 /// All sessions, and the retained messages.
 pub(crate) struct Hub {
-    /// Itself, for tasks that it starts.
+    /// A reference to itself, for the tasks that it starts.
     this: Weak<Self>,
     broker: Arc<Broker>,
     pub(super) config: MqttConfig,
@@ -58,7 +58,7 @@ pub(crate) struct Hub {
     /// Notified when the next deadline has become earlier.
     changed: Notify,
     missing_exchange: MissingExchange,
-    /// Set when nothing is to be published or to end by itself any more.
+    /// Set at shutdown: from then on no will is published, and no session expires.
     is_stopped: AtomicBool,
 }
 
@@ -90,7 +90,7 @@ impl Hub {
         hub
     }
 
-    /// Removes the sessions and retained messages of a deleted virtual host, whose records on disk are gone.
+    /// Removes the sessions and retained messages of a deleted virtual host. Its records on disk are already deleted.
     fn forget_vhost(&self, vhost: &str) {
         let mut sessions = self.sessions.lock();
         sessions.groups.retain(|(of, _), _| **of != *vhost);
@@ -100,7 +100,8 @@ impl Hub {
         self.retained.write().remove(vhost);
     }
 
-    /// The broker has refused something of a client: if the exchange is missing, the log says so, and this returns true.
+    /// Called if the broker has refused a client's request. If that is because `mqtt_exchange` is missing, logs it and
+    /// returns true.
     pub(super) fn note_refused(&self, vhost: &VirtualHost, error: &BrokerError) -> bool {
         let exchange = &*self.config.exchange;
         let is_missing = matches!(error, BrokerError::NoExchange { name, .. } if name == exchange);
@@ -134,9 +135,9 @@ impl Hub {
         Arc::clone(retained.entry(vhost.name().into()).or_insert_with(new))
     }
 
-    /// Claims a session. The claim's outbox is nudged when it is granted, or superseded by another one; at once
-    /// if the virtual host is gone. `may_adopt` returns whether the user may have a session without a recorded
-    /// user. The session of a user that has been deleted is granted, for the claimant to end it.
+    /// Claims a session. The claim's outbox is nudged when the claim is granted or superseded, at once if the virtual
+    /// host is gone. `may_adopt` returns whether the user may take a session without a recorded user. A deleted user's
+    /// session is granted to any claimant, who has to end it.
     ///
     /// # Errors
     /// Fails if the session belongs to another user.
@@ -149,7 +150,7 @@ impl Hub {
     ) -> Result<(), ForeignSession> {
         let is_foreign =
             |holder: &SessionHolder| matches!(holder, SessionHolder::User(user) if claim.is_foreign_to(user));
-        // Whether another auth backend still knows its user cannot be asked, and so its session stays its own.
+        // Another auth backend cannot be asked here whether it still knows the user, so the session stays with its user.
         let may_come_back = |user: &SessionUser| user.is_external || self.broker.has_user(&user.name);
         // Users and permissions are checked before the list of sessions is locked (ARCHITECTURE.md, "Lock order").
         let holder = self.sessions.lock().claims.holder(owner);
@@ -178,8 +179,8 @@ impl Hub {
         self.sessions.lock().claims.holder(owner) == SessionHolder::Unknown
     }
 
-    /// Called when a connection that has a session, or waits for it, has ended. The session in `left` is
-    /// granted to the waiting connection or stays detached.
+    /// Called when a connection that has claimed a session has ended. The session in `left`, if any, is granted to the
+    /// connection that waits for it, or stays detached.
     pub(super) fn release(
         &self,
         owner: &Arc<Owner>,
@@ -202,7 +203,7 @@ impl Hub {
         while self.expire_some(now) {}
     }
 
-    /// Publishes due wills and ends expired sessions for a turn. Returns whether there may be more.
+    /// Publishes due wills and ends expired sessions until the turn is over. Returns whether there may be more.
     pub(super) fn expire_some(&self, now: Timestamp) -> bool {
         let _turn = work::Turn::begin();
         while !work::is_turn_over() {
@@ -213,10 +214,10 @@ impl Hub {
             let Some((owner, mut detached_session)) = sessions.claims.take_due(now) else { return false };
             work::charge(DUE_SESSION, 1);
             work::charge(DUE_SUBSCRIPTION, detached_session.session.subscription_count());
-            // No other virtual host has its name while one of its sessions is listed.
+            // A virtual host of the same name cannot exist while the deleted one's sessions are listed.
             let Some(vhost) = self.broker.vhost(&owner.vhost) else { continue };
             if detached_session.ends().is_some_and(|end| end <= now) {
-                // A client that connects meanwhile waits, lest its queue be deleted.
+                // Makes a client that connects meanwhile wait, so that its new queue is not deleted.
                 let by = sessions.claims.ending(&owner, detached_session.user.clone());
                 drop(sessions);
                 self.end(&owner, &vhost, *detached_session, now);
@@ -234,8 +235,8 @@ impl Hub {
         true
     }
 
-    /// Returns the messages that clients of detached sessions have not acknowledged to their queues, when no client is to come
-    /// back to this process. From then on no session ends, and no will is published.
+    /// Requeues the unacknowledged messages of detached sessions, at a shutdown after which no client returns to this
+    /// process. From then on no session ends, and no will is published.
     pub(crate) fn release_deliveries(&self, now: Timestamp) {
         let mut sessions = self.sessions.lock();
         self.is_stopped.store(true, Ordering::Relaxed);
@@ -267,13 +268,13 @@ impl Hub {
         }
         for class in Class::ALL.into_iter().filter(|class| owns[*class as usize]) {
             let queue = queue_name(&owner.client_id, class.queue());
-            // It may be gone already, or belong to another client by now.
+            // The queue may not exist, or be owned by another client by now.
             let _ = vhost.delete_queue(NOBODY, &queue, false, false);
         }
         groups.iter().for_each(|queue| self.leave_group(owner, vhost, queue, false));
         vhost.note(|catalogue| {
             if !pending_retained.is_empty() {
-                // Before the session: the next start removes pending messages without a session.
+                // Must precede the session: at the next start pending messages without a session are orphans.
                 catalogue
                     .delete_all(Section::MqttPendingRetained, disk::key(&[&owner.vhost, &owner.client_id]));
             }
@@ -304,7 +305,7 @@ impl Hub {
         self.put_session(vhost, written.encode(), in_flight)
     }
 
-    /// Writes a session and its messages of QoS 2 in flight: all of this reaches the disk, or nothing.
+    /// Writes a session and the records of its QoS 2 messages in flight, in one transaction.
     pub(super) fn put_session(
         &self,
         vhost: &VirtualHost,
@@ -316,7 +317,7 @@ impl Hub {
         vhost.note(|catalogue| catalogue.note(changes))
     }
 
-    /// Registers a session as sharing a queue.
+    /// Counts a session as one that shares a queue.
     pub(super) fn join_group(&self, owner: &Owner, vhost: &VirtualHost, queue: &str) {
         let mut sessions = self.sessions.lock();
         if !vhost.is_gone() {
@@ -324,8 +325,8 @@ impl Hub {
         }
     }
 
-    /// Removes a session from those that share a queue, which is deleted with the last one; with `if_empty` only if it has no
-    /// messages.
+    /// Removes a session from the count of those that share a queue, and deletes the queue with the last one; with
+    /// `if_empty` only if the queue has no messages.
     pub(super) fn leave_group(&self, owner: &Owner, vhost: &VirtualHost, queue: &str, if_empty: bool) {
         let mut sessions = self.sessions.lock();
         if vhost.is_gone() {
@@ -339,7 +340,7 @@ impl Hub {
         }
         sessions.groups.remove(&key);
         drop(sessions);
-        // The queue is in use if another session has joined it meanwhile.
+        // Fails harmlessly if another session has joined meanwhile.
         let _ = vhost.delete_queue(NOBODY, queue, true, if_empty);
         let _sessions = self.sessions.lock();
         if vhost.queue(NOBODY, queue).is_err() {
@@ -347,15 +348,15 @@ impl Hub {
         }
     }
 
-    /// Notes that a queue of a shared subscription has been declared by MQTT. The sessions are locked meanwhile, so that the
-    /// note is not taken for that of a queue with the same name that is being deleted.
+    /// Records that MQTT has declared the queue of a shared subscription. Locks the sessions, so that a concurrent
+    /// deletion of a queue of the same name does not delete the new record.
     pub(super) fn note_group(&self, vhost: &VirtualHost, queue: &Queue) {
         let _sessions = self.sessions.lock();
         leftovers::note_group(vhost, queue);
     }
 
-    /// Publishes the will of a client that has gone, unless its virtual host is gone. `shown` is its
-    /// connection, if that has only just ended.
+    /// Publishes the will of a disconnected client, unless its virtual host is gone. `shown` is its connection, if that
+    /// has only just ended.
     pub(super) fn publish_will(
         &self,
         owner: &Owner,
@@ -395,14 +396,14 @@ impl Hub {
         view: Option<&Arc<OpenConnection>>,
         now: Timestamp,
     ) -> Result<(), WillError> {
-        // The user was authenticated when the client connected, from whatever address.
+        // The user was authenticated when the client connected, so its address is not checked again.
         let identity = match author.external {
             Some(external) if external.is_expired(now) => return Err(WillError::Expired),
             Some(external) => external.clone(),
             None => self.broker.listed(author.user, true).map_err(WillError::Login)?,
         };
         let identity = identity.as_client(&owner.client_id);
-        // The user may have lost permissions since.
+        // The user may have lost permissions since the client connected.
         self.broker.open(&identity, &owner.vhost).map_err(WillError::Refused)?;
         let properties = will.properties.as_properties();
         let message =
@@ -428,7 +429,7 @@ impl Hub {
             let [payload] = &body;
             is_retained = retained.replace(&will.topic, &message, payload.clone(), now).is_ok();
             if !is_retained {
-                // Subscribers get the will all the same, and the message before it must not stay (MQTT-3.3.1-5).
+                // Subscribers get the will all the same, but the topic's earlier retained message must go (MQTT-3.3.1-5).
                 retained.clear(&will.topic);
             }
         }
@@ -476,7 +477,7 @@ impl Hub {
             }
         });
         scanned?;
-        // Before anything is deleted or written: the records of a session that a later version has written are not orphans.
+        // Must precede every change: records whose session a later version has written are not orphans.
         refuse_unknown(wrong)?;
         refuse_unknown(in_flight::load(store, &mut found, &mut orphans)?)?;
         for (owner, detached_session) in &mut found {
@@ -495,12 +496,12 @@ impl Hub {
         self.load_received(store, &mut found)?;
         load_pending_retained(store, &mut found)?;
         self.list_loaded(found, &groups_before, leftovers::noted_groups(catalogue)?);
-        // Before any client connects that could resume an expired session.
+        // Must precede the first client, which could resume an expired session.
         self.expire(now);
         Ok(())
     }
 
-    /// Adapts loaded sessions to their queues, and these to them. Adds sessions that must be written to `changed`.
+    /// Matches loaded sessions and their queues to each other. Adds sessions that must be written to `changed`.
     fn load_queues(
         &self,
         found: &mut HashMap<Owner, DetachedSession>,
@@ -519,15 +520,15 @@ impl Hub {
                 continue;
             }
             self.declare_groups(&vhost, detached_session, now);
-            // A crash may have left a queue without its session's expiry; earlier versions never set it.
+            // After a crash a queue may lack its session's expiry; earlier versions never set it.
             for queue in queues.iter().flatten() {
                 vhost.set_queue_expires(queue, lease(detached_session.expiry), now);
             }
         }
     }
 
-    /// Lists the loaded sessions, and deletes queues that belong to none of them. `groups_before` has the queues that an
-    /// earlier version created for shared subscriptions, `noted` those that MQTT has declared, with their numbers.
+    /// Lists the loaded sessions, and deletes queues without a session. `groups_before` has the queues that an earlier
+    /// version created for shared subscriptions, `noted` those that [`Hub::note_group`] has recorded, with their numbers.
     fn list_loaded(
         &self,
         found: HashMap<Owner, DetachedSession>,
@@ -550,9 +551,8 @@ impl Hub {
         leftovers::delete(&self.broker, &names, &groups, noted);
     }
 
-    /// Loads the identifiers of QoS 2 messages that reached the disk. Identifiers of other messages are
-    /// forgotten, as the client will send those again; unless some of their queues have the message, which must
-    /// not get it twice.
+    /// Loads the identifiers of QoS 2 messages whose log records reached the disk. The client will send the others again,
+    /// so they are forgotten, except those that some of their queues have: these queues must not get them twice.
     fn load_received(
         &self,
         store: &Arc<Store>,
@@ -565,7 +565,7 @@ impl Hub {
             let received = disk::read_packet_key(key).zip(ReceivedRecord::decode(value));
             let Some(((owner, packet_id), note)) = received else { return lost.push(key.to_vec()) };
             match (found.get_mut(&owner), note.after_crash(end.0)) {
-                (Some(detached_session), AfterCrash::There) => {
+                (Some(detached_session), AfterCrash::Complete) => {
                     detached_session.session.restore_received(packet_id)
                 }
                 (Some(detached_session), AfterCrash::InSome(queues)) => {
@@ -576,7 +576,7 @@ impl Hub {
             }
         });
         scanned?;
-        // Before the log grows, which would invalidate the log positions in these records.
+        // Must precede the growth of the log, after which these records' log positions would seem to be reached.
         lost.into_iter().for_each(|key| _ = catalogue.delete(Section::MqttReceived, key));
         partial.into_iter().for_each(|(key, value)| _ = catalogue.put(Section::MqttReceived, key, value));
         Ok(())
@@ -592,7 +592,7 @@ impl Hub {
                     () = tokio::time::sleep_until(self.clock.instant(due).into()) => {
                         let now = self.clock.timestamp(Instant::now());
                         while self.expire_some(now) {
-                            // Very many sessions may be due at once, and others want the thread.
+                            // Very many sessions may be due at once: other tasks get their turn in between.
                             tokio::task::yield_now().await;
                         }
                     }
@@ -631,8 +631,8 @@ pub(super) fn queue_name(client_id: &str, qos: u8) -> String {
     format!("{QUEUE_PREFIX}{client_id}qos{qos}")
 }
 
-/// The queue of a shared subscription, named after its group and binding key: `g/a.*` for `$share/g/a/+`. A level `*`, which is
-/// a plain one in MQTT, is `+` in the name, so that each filter has a queue of its own. `None` if the filter is not shared.
+/// The queue of a shared subscription, named after its group and binding key: `g/a.*` for `$share/g/a/+`. A literal level
+/// `*` in the filter is written `+`, so that each filter has a queue of its own. `None` if the filter is not shared.
 pub(super) fn group_queue(filter: TopicFilter<'_>) -> Option<String> {
     let exchanged = |level| match level {
         "+" => "*",
@@ -653,10 +653,10 @@ fn refuse_unknown(key: Option<Vec<u8>>) -> Result<(), MqttRestoreError> {
     key.map_or(Ok(()), |key| Err(MqttRestoreError::UnknownForm(key.escape_ascii().to_string())))
 }
 
-/// Whether the queue of a shared subscription with this name is that of one filter alone. Earlier versions had one queue for
-/// filters with a level `*` and those with `+` in its place.
+/// Whether the name shows that a shared subscription's queue serves one filter alone. Earlier versions used one queue for
+/// a filter with a literal level `*` and for the filter with `+` in its place.
 pub(super) fn is_of_one_filter(queue: &str) -> bool {
-    // No name of a group has it.
+    // Group names have no `+`, and in keys it stands for a literal `*` only.
     queue.contains('+')
 }
 
@@ -671,7 +671,7 @@ pub(super) const GROUP_PREFIX: &str = "mqtt-shared-subscription-";
 /// Prefix of the queue names of a client.
 pub(super) const QUEUE_PREFIX: &str = "mqtt-subscription-";
 
-/// Logs if a will was not published.
+/// Logs a will that was not published.
 fn report_will(owner: &Owner, user: &str, will: &StoredWill, published: Result<(), WillError>) {
     if let Err(error) = published {
         tracing::warn!(vhost = &*owner.vhost, user, topic = &*will.topic, %error, "will not published");

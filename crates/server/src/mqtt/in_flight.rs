@@ -1,7 +1,7 @@
 //! Records on disk of messages of QoS 2 that are in flight to clients of persistent sessions.
 //!
-//! Each message has a record of its own, so that a step of it (PUBLISH, PUBREC, PUBCOMP) writes that alone: its session may
-//! have thousands of subscriptions, and other clients wait for the same disk.
+//! Each message has its own record, so that a step (PUBLISH, PUBREC, PUBCOMP) does not rewrite the session: that may have
+//! thousands of subscriptions, and other clients wait for the same disk.
 
 use broker::{CatalogueError, Change, Lsn, Section, Store};
 use hashbrown::HashMap;
@@ -15,7 +15,8 @@ use super::session_ownership::Owner;
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct InFlightRecord {
     pub(super) entry: InFlight,
-    /// For a message from a shared queue: the log position at which that has released it ([`DetachedSession::moving`]).
+    /// For a message from a shared queue: the log position at which that queue has released it
+    /// ([`DetachedSession::moving`]).
     pub(super) until: Option<Lsn>,
 }
 
@@ -75,8 +76,8 @@ pub(super) fn delete_all(owner: &Owner) -> Change {
     Change::delete_all(Section::MqttInFlight, disk::key(&[&owner.vhost, &owner.client_id]))
 }
 
-/// Restores the messages in flight of stored sessions, and adds the keys of records without a session to `orphans`. Returns the
-/// key of a record that is malformed, if there is one.
+/// Restores the messages in flight of stored sessions, and adds the keys of records without a session to `orphans`.
+/// Returns the key of a malformed record, if there is one.
 ///
 /// # Errors
 /// The records cannot be read.

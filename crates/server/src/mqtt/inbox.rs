@@ -1,7 +1,7 @@
-//! Messages that queues have delivered for one client and its own task has not handled yet.
+//! Messages that queues have delivered for one client, until the client's task handles them.
 //!
-//! Queues deliver from whichever task publishes; packets for the client are made by its own task, which has its
-//! session. In between messages wait here, up to a limit: beyond that, they stay in their queues.
+//! A queue delivers from the task of whichever publisher; the client's packets are built by its own task, which has its
+//! session. In between messages wait here, up to a limit above which they stay in their queues.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,13 +11,14 @@ use slab::Slab;
 use sync::{Mutex, Rank};
 use transport::Outbox;
 
-/// Messages without acknowledgement that may wait here: enough for one wake-up of the client's task.
+/// Messages per queue that wait here for a consumer without acknowledgements: enough for one wake-up of the client's
+/// task.
 const MAX_WAITING: usize = 128;
 
-/// Bytes of bodies of such messages.
+/// Bytes of bodies that wait here for such a consumer.
 const MAX_WAITING_BYTES: usize = 256 * 1024;
 
-/// The client's side of all its queues.
+/// The receiving side of all queues that one client consumes from.
 pub(super) struct Inbox {
     outbox: Arc<Outbox>,
     sources: Mutex<Slab<InboxQueue>, { Rank::ChannelDeliveries as u8 }>,
@@ -30,15 +31,15 @@ struct InboxQueue {
     bytes: usize,
     /// Messages that the client's task has taken and not settled.
     unsettled: usize,
-    /// Most messages here and unsettled; `None` if none have to be settled.
+    /// The limit of `arrived` plus `unsettled`; `None` for a consumer without acknowledgements.
     limit: Option<usize>,
-    /// Its queue was notified that there is no capacity.
+    /// Whether the queue waits until it is resumed.
     starved: bool,
-    /// The queue was deleted.
+    /// Whether the queue was deleted.
     gone: bool,
 }
 
-/// A queue of the client. Slots are reused, serial numbers are not.
+/// Identifies a queue of the client. Slots are reused, serial numbers are not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SourceKey {
     place: usize,
@@ -56,8 +57,8 @@ impl Inbox {
         Arc::new(Self { outbox: Arc::clone(outbox), sources: Mutex::default() })
     }
 
-    /// Adds a queue; returns its key and its consumer. `limit` is the most messages that may be unsettled;
-    /// `None` for a consumer without acknowledgements.
+    /// Adds a queue; returns its key and its consumer. `limit` is its prefetch: the maximum of messages that wait here or
+    /// are unsettled. `None` for a consumer without acknowledgements.
     pub(super) fn add(
         self: &Arc<Self>,
         serial: u64,
@@ -77,7 +78,7 @@ impl Inbox {
         (key, Arc::new(QueueConsumer { inbox: Arc::clone(self), key }))
     }
 
-    /// Removes a queue, whose consumer takes nothing any more; returns the messages that had arrived from it.
+    /// Removes a queue, whose consumer accepts nothing after this; returns the messages that had arrived.
     pub(super) fn remove(&self, key: SourceKey) -> VecDeque<Delivery> {
         let mut sources = self.sources.lock();
         if find(&mut sources, key).is_none() {
@@ -111,14 +112,14 @@ impl Inbox {
         }
     }
 
-    /// Counts messages that an earlier connection has left unsettled.
+    /// Counts messages as unsettled that an earlier connection has left so.
     pub(super) fn add_pending(&self, key: SourceKey, count: usize) {
         if let Some(source) = find(&mut self.sources.lock(), key) {
             source.unsettled += count;
         }
     }
 
-    /// Whether the queue is waiting for room and there is some. The caller must then resume it.
+    /// Whether the queue waits and there is capacity again. The caller must then resume it.
     pub(super) fn wants_resuming(&self, key: SourceKey) -> bool {
         let mut sources = self.sources.lock();
         let Some(source) = find(&mut sources, key) else { return false };

@@ -1,27 +1,28 @@
-//! The end of a connection whose session another one has claimed.
+//! The remaining input of a connection whose session another connection has claimed.
 
-/// Most reads of such a connection: more than fill the receive buffer of a socket, and an end to a client that keeps sending.
+/// Most reads of such a connection: more than the receive buffer of a socket takes, but a bound for a client that keeps
+/// sending.
 const MAX_READS: u8 = 64;
 
-/// The input of a connection that is to close because its client has connected again. All that the client sent before that has
-/// come, but may not have been read: an acknowledgement that is lost has its message delivered again, and without its
-/// DISCONNECT the client's will is published.
+/// Bounds the reading of a connection that is to close because its client has connected again. All that the client sent
+/// before is in the socket, but may be unread: without its acknowledgements messages would be redelivered, and without
+/// its DISCONNECT its will would be published.
 #[derive(Debug, Default)]
 pub(super) struct LateInput {
     /// Reads since the claim.
     reads: u8,
-    /// Whether nothing has been read since the last of them began.
+    /// Whether nothing has been received since the last of these reads began.
     is_drained: bool,
 }
 
 impl LateInput {
-    /// Input was read.
+    /// Called when input was read.
     pub(super) fn received(&mut self) {
         self.is_drained = false;
     }
 
-    /// Whether the connection goes on until the next nudge, since the socket may have more. Between two nudges of its own a
-    /// connection reads once, unless it pauses.
+    /// Whether the connection stays open until the next nudge, since the socket may have more. Between two of its own
+    /// nudges a connection reads once, unless reading is paused.
     pub(super) fn read_on(&mut self) -> bool {
         let reads_on = !self.is_drained && self.reads < MAX_READS;
         self.reads += u8::from(reads_on);
@@ -35,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_socket_is_read_until_it_has_no_more() {
+    fn a_socket_is_read_until_it_is_empty() {
         let mut input = LateInput::default();
         assert!(input.read_on());
         input.received();

@@ -1,4 +1,4 @@
-//! Queues that a crash has left behind: those that were to go with a connection, and are durable all the same.
+//! Queues that a crash left behind: durable queues that were to be deleted with a connection.
 
 use std::sync::Arc;
 
@@ -12,20 +12,20 @@ use super::session_ownership::Owner;
 /// The names of a virtual host and of a queue of a shared subscription there.
 pub(super) type GroupQueueKey = (Arc<str>, Box<str>);
 
-/// Notes that MQTT has declared the queue of a shared subscription, which is to be deleted with the last session that shares
-/// it. One that was there before, of an application or moved here, is left to its owner by the next start.
+/// Records that MQTT has declared the queue of a shared subscription, to be deleted with the last session that shares it.
+/// A queue without this record was declared by an application or migrated here, and the next start leaves it alone.
 pub(super) fn note_group(vhost: &VirtualHost, queue: &Queue) {
     let Some(number) = queue.number() else { return };
     let key = disk::key(&[vhost.name(), queue.name()]);
     vhost.note(|catalogue| catalogue.put(Section::MqttGroups, key, number.to_be_bytes().into()));
 }
 
-/// Deletes the note of [`note_group`].
+/// Deletes the record of [`note_group`].
 pub(super) fn forget_group(vhost: &VirtualHost, queue: &str) {
     vhost.note(|catalogue| catalogue.delete(Section::MqttGroups, disk::key(&[vhost.name(), queue])));
 }
 
-/// The queues that [`note_group`] has noted, with their numbers.
+/// The queues that [`note_group`] has recorded, with their numbers.
 pub(super) fn noted_groups(catalogue: &Catalogue) -> Result<HashMap<GroupQueueKey, u64>, CatalogueError> {
     let mut noted = HashMap::new();
     catalogue.scan(Section::MqttGroups, |key, value| {
@@ -36,7 +36,7 @@ pub(super) fn noted_groups(catalogue: &Catalogue) -> Result<HashMap<GroupQueueKe
     Ok(noted)
 }
 
-/// Deletes queues of clients without a stored session, and those of the `noted` queues of shared subscriptions that no stored
+/// Deletes queues of clients without a stored session, and those `noted` queues of shared subscriptions that no stored
 /// session shares (`groups`). Must be called before any client is served.
 pub(super) fn delete(
     broker: &Broker,
@@ -62,7 +62,7 @@ pub(super) fn delete(
                 }
                 return is_ours && !is_shared;
             }
-            // Other queues have been declared for a persistent session, or by somebody else.
+            // Other queues were declared for a persistent session, or by other applications.
             let client = client_of(name).filter(|_| queue.properties().auto_delete);
             client.is_some_and(|client| {
                 !sessions.contains(&Owner { vhost: vhost.name().into(), client_id: client.into() })
@@ -73,7 +73,7 @@ pub(super) fn delete(
         }
     }
     for ((vhost, name), number) in noted {
-        // Others were deleted before, and may have been declared again by somebody else.
+        // The others were deleted already, and somebody else may have declared queues of their names since.
         if let Some(vhost) = broker.vhost(&vhost)
             && vhost.queue(NOBODY, &name).ok().and_then(|queue| queue.number()) != Some(number)
         {

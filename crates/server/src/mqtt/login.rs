@@ -29,14 +29,14 @@ pub(super) struct MqttLogin {
     pub(super) will_key: Option<Box<str>>,
 }
 
-/// The way in which a client proves who it is.
+/// How a client authenticates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LoginAs<'a> {
     Password {
         user: &'a str,
         password: &'a [u8],
     },
-    /// By a certificate that was verified, or by the operator's setting for clients without credentials.
+    /// Without a password: the user of a verified certificate, or `mqtt_anonymous_user`.
     Identity(&'a str),
 }
 
@@ -46,7 +46,7 @@ pub(super) struct MqttRefused {
     pub(super) reason: ReasonCode,
     /// For the log.
     pub(super) why: String,
-    /// For the client, which does not learn every detail.
+    /// For the client, without details that it must not learn.
     pub(super) reported: &'static str,
 }
 
@@ -55,8 +55,8 @@ impl MqttRefused {
         Self { reason, why, reported: "" }
     }
 
-    /// The session belongs to another user. Older clients get the code that RabbitMQ sends if the user may not have the
-    /// session's queue (return code 3).
+    /// The session belongs to another user. MQTT 3 clients get the return code that RabbitMQ sends if the user may not
+    /// have the session's queue (3).
     pub(super) fn foreign(version: MqttVersion, why: String) -> Self {
         let reason = match version {
             MqttVersion::V5 => ReasonCode::NotAuthorized,
@@ -66,7 +66,7 @@ impl MqttRefused {
     }
 }
 
-/// Notes who has logged in, and counts the client against its user's limits.
+/// Sets the connection's user, and counts it against the user's limits.
 ///
 /// # Errors
 /// A limit is reached.
@@ -103,7 +103,7 @@ impl MqttLogin {
         if let Some(Err(ConversionError { reason, text })) =
             connect.will.as_ref().map(|will| check_will(will, mapping, most_properties))
         {
-            // It could not be reported to the client later.
+            // An error could not be reported to the client once the will is published.
             return Err(MqttRefused { reason, why: format!("will: {text}"), reported: text });
         }
         let expiry = match (connect.version.is_5(), connect.clean_start) {
@@ -131,7 +131,8 @@ impl MqttLogin {
         })
     }
 
-    /// The virtual host, and how the client proves who it is. `external` is the user of its certificate, `port` the server's.
+    /// The virtual host, and how the client authenticates. `external` is the user of its certificate, `port` the server's
+    /// port.
     ///
     /// # Errors
     /// The client has no complete credentials.

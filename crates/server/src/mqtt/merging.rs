@@ -2,12 +2,13 @@
 //! `.` and `/` in topics: `v1.2/x` was bound and published as `v1.2.x`, which is now the key of `v1/2/x` alone
 //! ([`mqtt::topic::topic_to_routing_key`]).
 //!
-//! When such a session is loaded, its filters are bound with their present keys, so that it misses no later
-//! message, and the old bindings are removed. Messages already in its queue are delivered as before: below a
-//! queue position recorded in the session, topics and filters are compared in their [merged] form. The queue of
-//! a shared subscription has its key in its name; the old queue is consumed beside the new one for as long as
-//! the session shares it. So is the queue of a shared subscription to a filter with a level `*`, which earlier versions
-//! named as that of a filter with `+` in its place.
+//! When such a session is loaded, its filters are bound with their present keys, so that it misses no later message, and
+//! the old bindings are removed. Messages already in its queue are delivered as before: below the queue position
+//! [`DetachedSession::merged_below`], topics and filters are compared in their [merged] form.
+//!
+//! A shared subscription's queue is named after its key. The queue with the old name is consumed beside the new one for
+//! as long as the session shares it. The same holds for a filter with a literal level `*`, whose queue earlier versions
+//! named like that of the filter with `+` in its place.
 
 use broker::{Binding, Queue, QueueDeclare, QueueKind, Timestamp, VirtualHost};
 use hashbrown::{HashMap, HashSet};
@@ -73,8 +74,8 @@ impl Hub {
         groups_before
     }
 
-    /// Declares the queues of a loaded session's shared subscriptions that are missing: an earlier version let them end with
-    /// the server if the first client that shared them had a session that ended with its connection.
+    /// Declares missing queues of a loaded session's shared subscriptions: an earlier version deleted such a queue at
+    /// shutdown if the first client that shared it had a session without expiry.
     pub(super) fn declare_groups(
         &self,
         vhost: &Arc<VirtualHost>,
@@ -115,7 +116,7 @@ fn separate_group(at: At<'_>, filter: TopicFilter<'_>, before: &Arc<Queue>, now:
     }
 }
 
-/// Declares and binds the queue of a shared subscription. Returns whether it is there.
+/// Declares and binds the queue of a shared subscription. Returns whether it exists then.
 fn declare_group(at: At<'_>, filter: TopicFilter<'_>, now: Timestamp) -> bool {
     let (vhost, _) = at;
     let Some(name) = group_queue(filter) else { return false };

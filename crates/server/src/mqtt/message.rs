@@ -31,7 +31,7 @@ use mqtt::{Property, PropertyList, QoS, ReasonCode};
 use super::native::{self, StoredForm};
 use super::subscriptions::FilterMatch;
 
-/// Headers that RabbitMQ's plugin sets, too.
+/// Headers that RabbitMQ's plugin sets as well.
 const PUBLISH_QOS: &str = "x-mqtt-publish-qos";
 const DUP: &str = "x-mqtt-dup";
 const RETAIN: &str = "x-mqtt-retain";
@@ -43,7 +43,7 @@ const USER_PROPERTIES: &str = "x-mqtt-user-properties";
 /// Prefix of all headers set here.
 const OURS: &str = "x-mqtt-";
 
-/// The delivery_mode of a message that need not survive a restart, which RabbitMQ's plugin sets, too.
+/// The delivery_mode of a message that need not survive a restart, which RabbitMQ's plugin sets as well.
 pub(super) const TRANSIENT: u8 = 1;
 
 /// Bytes of the longest AMQP short string: a routing key, a content type and others.
@@ -63,7 +63,7 @@ pub(super) struct Incoming<'m> {
     pub(super) client_id: Option<&'m str>,
 }
 
-/// Why a message has no AMQP form.
+/// The reason why a message cannot be expressed in AMQP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ConversionError {
     pub(super) reason: ReasonCode,
@@ -74,14 +74,14 @@ pub(super) struct ConversionError {
 #[derive(Debug)]
 pub(super) struct Outgoing {
     pub(super) topic: String,
-    /// As published: QoS 1 if the message does not say, as in RabbitMQ.
+    /// The published QoS. As in RabbitMQ, QoS 1 if the message does not say.
     pub(super) qos: QoS,
     pub(super) retain: bool,
     /// The publisher's client identifier, if included.
     pub(super) client_id: Option<Box<str>>,
 }
 
-/// How messages of MQTT clients appear to AMQP clients of a backend, and the other way round.
+/// How MQTT messages are mapped for a backend's AMQP clients, and AMQP messages for its MQTT clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct MessageMapping {
     /// The form of published messages.
@@ -97,7 +97,7 @@ impl MessageMapping {
         Self { form, merges_dots: false }
     }
 
-    /// That of RabbitMQ's own MQTT plugin, whose clients exchange messages with those in front of it.
+    /// RabbitMQ's MQTT plugin's mapping, since its clients exchange messages with this server's.
     pub(super) fn of_upstream(compatibility: Compatibility) -> Self {
         let form =
             if compatibility.annotates_mqtt() { StoredForm::AnnotationHeader } else { StoredForm::Headers };
@@ -132,7 +132,7 @@ impl MessageMapping {
 /// Encodes the AMQP properties (flags and list). `now` is the wall clock's time.
 ///
 /// # Errors
-/// Fails for a property that is too long for AMQP, unless only MQTT clients are to see it.
+/// Fails for a property that is too long for AMQP, unless only MQTT clients read it.
 pub(super) fn to_amqp(
     message: &Incoming<'_>,
     mapping: MessageMapping,
@@ -149,7 +149,7 @@ pub(super) fn to_amqp(
 /// Checks the length of encoded properties.
 ///
 /// # Errors
-/// They have more bytes than consumers of AMQP can be sent ([`ServerConfig::most_properties`](crate::ServerConfig)).
+/// Fails if consumers cannot be sent that many bytes ([`ServerConfig::most_properties`](crate::ServerConfig)).
 pub(super) fn check_length(properties: &[u8], most: usize) -> Result<(), ConversionError> {
     if properties.len() <= most {
         return Ok(());
@@ -157,7 +157,7 @@ pub(super) fn check_length(properties: &[u8], most: usize) -> Result<(), Convers
     Err(ConversionError { reason: ReasonCode::QuotaExceeded, text: "properties too large for AMQP" })
 }
 
-/// Properties with all that AMQP does not know in headers.
+/// Encodes the properties, with those that AMQP lacks in headers.
 fn with_headers(message: &Incoming<'_>, mapping: MessageMapping) -> Result<Vec<u8>, ConversionError> {
     let mut headers = FieldTable::new();
     headers.insert(PUBLISH_QOS, FieldValue::I8(level(message.qos)));
@@ -215,7 +215,7 @@ fn put_user_properties(properties: &mqtt::PacketProperties<'_>, headers: &mut Fi
     }
 }
 
-/// Whether a header has a meaning to the broker: a client's User Property must not become one.
+/// Whether the broker interprets this header, so that a User Property must not become one.
 fn is_reserved(name: &str) -> bool {
     name.starts_with(OURS) || matches!(name, "CC" | "BCC" | "x-death" | "")
 }
@@ -239,7 +239,7 @@ pub(super) fn outgoing(topic: String, properties: &Properties<'_>, form: StoredF
     Some(outgoing)
 }
 
-/// The properties for a client of 5.0. `left` is the time until the message expires.
+/// The properties for an MQTT 5.0 client. `left` is the time until the message expires.
 pub(super) fn to_mqtt(
     properties: &Properties<'_>,
     mapping: MessageMapping,
@@ -275,7 +275,7 @@ pub(super) fn to_mqtt(
     list
 }
 
-/// A message on its way to a client.
+/// A message and the data that its delivery to a client depends on.
 pub(super) struct Addressed<'m> {
     pub(super) outgoing: Outgoing,
     pub(super) properties: &'m Properties<'m>,
@@ -287,7 +287,7 @@ pub(super) struct Addressed<'m> {
 }
 
 impl Addressed<'_> {
-    /// The message as sent for subscriptions with this verdict.
+    /// The message to send for the subscriptions that have matched.
     pub(super) fn into_message(self, verdict: &FilterMatch, is_5: bool) -> OutgoingMessage {
         let mut list = PropertyList::new();
         if is_5 {
@@ -305,7 +305,7 @@ impl Addressed<'_> {
     }
 }
 
-/// The properties of a message that are of use after its publish packet.
+/// The properties of a published message that its later delivery needs.
 pub(super) fn stored_properties(properties: &mqtt::PacketProperties<'_>) -> PropertyList {
     let stored_properties = properties
         .iter()

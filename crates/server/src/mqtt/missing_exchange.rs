@@ -1,22 +1,22 @@
-//! The exchange of clients' messages that is not there: the log says so, once in a while.
+//! Logs, at a limited rate, that the exchange of MQTT messages is missing.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use sync::{Mutex, Rank};
 
-/// Time until the log says again that the exchange of a virtual host is missing. Every client that publishes or subscribes
-/// there finds that out.
+/// Time until the log repeats that a virtual host's exchange is missing. Every client that publishes or subscribes there
+/// would log it otherwise.
 const SAID_AGAIN: Duration = Duration::from_secs(3600);
 
-/// When the log has said that the exchange is missing, by virtual host: those that clients are connected to.
+/// When it was last logged, by virtual host that clients are connected to.
 #[derive(Default)]
 pub(super) struct MissingExchange {
-    said: Mutex<HashMap<Box<str>, Instant>, { Rank::Leaf as u8 }>,
+    logged: Mutex<HashMap<Box<str>, Instant>, { Rank::Leaf as u8 }>,
 }
 
 impl MissingExchange {
-    /// A client could not publish or subscribe because the exchange is missing.
+    /// Called when a client could not publish or subscribe because the exchange is missing.
     pub(super) fn found(&self, vhost: &str, exchange: &str) {
         if self.is_due(vhost, transport::now()) {
             tracing::warn!(
@@ -28,11 +28,11 @@ impl MissingExchange {
     }
 
     fn is_due(&self, vhost: &str, now: Instant) -> bool {
-        let mut said = self.said.lock();
-        match said.get_mut(vhost) {
+        let mut logged = self.logged.lock();
+        match logged.get_mut(vhost) {
             Some(at) if now < *at + SAID_AGAIN => return false,
             Some(at) => *at = now,
-            None => _ = said.insert(vhost.into(), now),
+            None => _ = logged.insert(vhost.into(), now),
         }
         true
     }
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_said_once_an_hour_for_each_virtual_host() {
+    fn a_missing_exchange_is_logged_once_an_hour_per_virtual_host() {
         let (missing, now) = (MissingExchange::default(), Instant::now());
         let later = now + SAID_AGAIN;
         assert!(missing.is_due("a", now) && missing.is_due("b", now));

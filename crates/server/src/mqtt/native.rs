@@ -1,4 +1,4 @@
-//! MQTT messages as RabbitMQ 4 shows them to AMQP clients, and AMQP messages as it shows them to MQTT clients
+//! MQTT messages as RabbitMQ 4 delivers them to AMQP clients, and AMQP messages as it delivers them to MQTT clients
 //! ([`Compatibility::annotates_mqtt`]).
 //!
 //! | MQTT | AMQP |
@@ -11,8 +11,8 @@
 //! | Correlation Data | correlation_id if it is text, otherwise header `x-correlation-id` |
 //! | User Property | header of that name, the first if a name repeats |
 //!
-//! Values that do not fit are left out. All that AMQP does not tell is kept in an [annotation](ANNOTATION), from which MQTT
-//! clients get the message as it was published.
+//! Values that do not fit are left out. All that AMQP cannot express is kept in an [annotation](ANNOTATION), from which
+//! MQTT clients get the message as it was published.
 
 use std::time::Duration;
 
@@ -24,7 +24,8 @@ use mqtt::{Holder, PacketProperties, Property, PropertyList, QoS};
 
 use super::message::{self, Incoming, MAX_EXPIRY_SECONDS, MAX_SHORT, MessageMapping, Outgoing, TRANSIENT};
 
-/// The annotation of a message that nobody hides from AMQP clients. RabbitMQ makes no User Property of an array of bytes.
+/// The annotation as a header, where no broker hides it from AMQP clients. A byte array is used since RabbitMQ makes no
+/// User Property of it.
 const ANNOTATION_HEADER: &str = "x-leveret-mqtt";
 
 const REPLY_TO_TOPIC: &str = "x-reply-to-topic";
@@ -35,11 +36,11 @@ const CORRELATION: &str = "x-correlation-id";
 pub(super) enum StoredForm {
     /// In headers that all clients see ([`super::message`]).
     Headers,
-    /// As AMQP clients see it.
+    /// In AMQP properties and headers only.
     Plain,
     /// In an annotation.
     Annotation,
-    /// As AMQP clients see it, with the rest in a header that means nothing to others.
+    /// In AMQP properties and headers, with the rest in a header that other clients ignore.
     AnnotationHeader,
 }
 
@@ -53,7 +54,7 @@ impl StoredForm {
     }
 }
 
-/// Has a publisher publish for an MQTT client.
+/// Configures a publisher for an MQTT client.
 pub(super) fn publisher(publisher: Publisher, vhost: &VirtualHost) -> Publisher {
     let publisher = publisher.of(FrontEnd::Mqtt);
     if vhost.compatibility().annotates_mqtt() { publisher.with_mqtt_annotation() } else { publisher }
@@ -101,7 +102,7 @@ pub(super) fn to_amqp(message: &Incoming<'_>, mapping: MessageMapping, now: Time
     bytes
 }
 
-/// Whether the properties and headers tell all of a message. Brokers may sort headers.
+/// Whether the AMQP properties and headers express all of a message. Brokers may sort headers.
 fn is_complete(message: &Incoming<'_>) -> bool {
     let properties = &message.properties;
     let names = || properties.user_properties().map(|(name, _)| name);
@@ -131,7 +132,7 @@ fn annotation(message: &Incoming<'_>) -> Option<Vec<u8>> {
     let mut bytes = vec![message.qos as u8 | if message.retain { RETAINED } else { 0 }];
     if let Some(client) = message.client_id {
         bytes[0] |= FROM_CLIENT;
-        // Identifiers are shorter than names of queues.
+        // Client identifiers are shorter than queue names, which have at most 255 bytes.
         bytes.extend_from_slice(&(client.len() as u16).to_be_bytes());
         bytes.extend_from_slice(client.as_bytes());
     }
@@ -184,7 +185,7 @@ impl<'a> Annotated<'a> {
 
 /// The part of a message that matters for delivering it, whatever the client's version.
 pub(super) fn outgoing(topic: String, properties: &Properties<'_>, form: StoredForm) -> Outgoing {
-    // An AMQP client's message need not survive a restart unless it says so.
+    // An AMQP message need not survive a restart unless its delivery_mode says so.
     let is_persistent = properties.delivery_mode == Some(PERSISTENT);
     let qos = if is_persistent { QoS::AtLeastOnce } else { QoS::AtMostOnce };
     let mut outgoing = Outgoing { topic, qos, retain: false, client_id: None };

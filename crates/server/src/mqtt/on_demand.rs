@@ -1,7 +1,7 @@
 //! Parts of a session that few clients need.
 
-/// A part that is made when it is first changed, and takes a word until then: an idle client pays for no feature that it has
-/// never used.
+/// A part that is allocated when it is first changed and is one pointer until then, so that an idle client does not pay
+/// for features that it has never used.
 #[derive(Debug)]
 pub(super) struct OnDemand<T>(Option<Box<T>>);
 
@@ -12,7 +12,7 @@ impl<T> Default for OnDemand<T> {
 }
 
 impl<T> OnDemand<T> {
-    /// The part, if it was made.
+    /// The part, if it was allocated.
     pub(super) fn get(&self) -> Option<&T> {
         self.0.as_deref()
     }
@@ -23,12 +23,12 @@ impl<T> OnDemand<T> {
 }
 
 impl<T: Default> OnDemand<T> {
-    /// The part, which is made now if it was not.
+    /// The part, which is allocated now if it was not.
     pub(super) fn made(&mut self) -> &mut T {
         self.0.get_or_insert_default()
     }
 
-    /// The part as it is, to be taken apart.
+    /// The part by value, or an empty one.
     pub(super) fn into_inner(self) -> T {
         self.0.map_or_else(T::default, |part| *part)
     }

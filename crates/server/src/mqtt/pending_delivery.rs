@@ -23,13 +23,13 @@ impl MqttClient {
             return;
         }
         let retained = self.hub.retained(self.vhost());
-        // Copies with nothing for the client take time as well.
+        // Copies that match nothing take time as well.
         while !work::is_turn_over()
             && let Some(PendingCopy { topic, is_noted, is_redelivered, filter }) =
                 self.pending_retained.first()
         {
             work::charge(MESSAGE, 1);
-            // The message has been cleared, or the subscription is gone.
+            // `None` if the message has been cleared or the subscription removed.
             let verdict = match filter {
                 Some(filter) => self.subscriptions.get(&filter).map(FilterMatch::of),
                 None => self.subscriptions.match_retained(&topic),
@@ -52,7 +52,7 @@ impl MqttClient {
             match sent {
                 _ if !is_noted => {}
                 Some(Ok(tag)) if qos == QoS::AtLeastOnce => self.pending_retained.sent(tag, topic),
-                // The session holds it from the next write on.
+                // The session holds the message once its record is written.
                 Some(Ok(_)) if qos == QoS::ExactlyOnce && self.is_persistent() => {
                     noted.settled_retained.push(topic)
                 }
@@ -83,7 +83,7 @@ impl MqttClient {
         })
     }
 
-    /// Called when the client has the retained message of a topic that is on disk.
+    /// Called when the client has acknowledged the topic's retained message: removes the topic from disk, if it is there.
     pub(super) fn clear_pending_retained(&self, topic: &Arc<str>) {
         if let Some(change) = self.settled_retained(topic) {
             self.vhost().note(|catalogue| catalogue.note([change]));

@@ -1,12 +1,11 @@
 //! Retained messages pending for a client: new subscriptions have matched their topics, and the client does not
 //! have them yet.
 //!
-//! Topics are recorded, not messages: the client gets the message that is retained when it is sent. If a
-//! message has been replaced meanwhile, the client gets the later one; if it was cleared, nothing; and no old
-//! message is kept for a slow client. Each filter that matches a topic gets a copy of its own (section
-//! 3.3.1.3), however often a client subscribes with it. The memory of a client's pending copies is bounded by
-//! the retained topics, and by [`MAX_COPIES`] beyond one copy of each; above that, and after a restart, one
-//! copy of a topic stands for all matching filters.
+//! Topics are recorded, not messages. The client gets the message that is retained when it is sent: a later one if it was
+//! replaced, none if it was cleared. So no old message is kept for a slow client. Each filter that matches a topic gets
+//! its own copy (section 3.3.1.3), however often a client subscribes with it. The memory of a client's pending copies is
+//! bounded by the retained topics, and by [`MAX_COPIES`] beyond one copy of each. Above that, and after a restart, one
+//! copy of a topic serves all matching filters.
 //!
 //! Messages pending at QoS 1 and 2 for a session that outlives its connection are on disk
 //! ([`broker::Section::MqttPendingRetained`]) before its SUBACK: at QoS 1 until the client has acknowledged them, at QoS 2
@@ -25,7 +24,7 @@ pub(super) struct PendingRetained {
     topics: BTreeMap<Arc<str>, PendingTopic>,
     /// Number of topics recorded on disk.
     noted: usize,
-    /// Number of filters of all topics, beyond one for each.
+    /// Number of pending filters of all topics, beyond one per topic.
     more_copies: usize,
     /// Topics on disk whose message was sent at QoS 1, by its tag. Bounded by the client's window.
     sent: Vec<(u64, Arc<str>)>,
@@ -52,7 +51,7 @@ pub(super) struct PendingCopy {
 }
 
 impl PendingRetained {
-    /// Records a topic that a subscription has matched; `is_noted` means that it is on disk, or will be.
+    /// Records a topic that a subscription has matched; `is_noted` if it is on disk or will be.
     pub(super) fn add(&mut self, topic: Arc<str>, is_noted: bool, filter: &Arc<str>) {
         let is_new = !self.topics.contains_key(&topic);
         let before = self.topics.entry(topic).or_default();
@@ -123,7 +122,7 @@ impl PendingRetained {
         Some(self.sent.swap_remove(at).1)
     }
 
-    /// Whether a topic must stay on disk: it may have become pending again.
+    /// Whether a topic must stay on disk, for example because it has become pending again.
     pub(super) fn needs(&self, topic: &str) -> bool {
         self.topics.get(topic).is_some_and(|pending_retained| pending_retained.is_noted)
             || self.sent.iter().any(|(_, sent)| **sent == *topic)
@@ -141,12 +140,11 @@ impl PendingRetained {
     }
 }
 
-/// Pending topics that one client may have on disk. They are written before the next confirm of any client,
-/// which more of them, for a subscription to everything, would delay. Further topics are pending only while the
-/// connection lasts.
+/// Pending topics that one client may have on disk. They are written before any client's next confirm, which more of them
+/// would delay, for example for a subscription to `#`. Further topics are pending only while the connection lasts.
 const MAX_NOTED: usize = 10_000;
 
-/// Pending copies that one client may have beyond one per topic, for overlapping filters: some 16 bytes each.
+/// Pending copies that one client may have beyond one per topic, for overlapping filters: about 16 bytes each.
 const MAX_COPIES: usize = 10_000;
 
 /// The key of a client's pending topic.
@@ -184,7 +182,7 @@ mod tests {
         assert!(is_noted && pending_retained.first().is_none() && !pending_retained.needs("t"));
         pending_retained.sent(7, topic);
         assert!(pending_retained.needs("t") && !pending_retained.is_empty());
-        // It is subscribed again before it is acknowledged.
+        // The client subscribes again before it acknowledges the message.
         add(&mut pending_retained, "t", true, "t");
         assert_eq!(
             (pending_retained.acknowledged(8), pending_retained.acknowledged(7).as_deref()),

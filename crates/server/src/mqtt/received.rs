@@ -1,12 +1,12 @@
 //! Records on disk of received messages of QoS 2 that their clients have not released.
 //!
-//! A note is on disk before its message, since the catalogue is committed first (`store::Store::begin_ordered_round`). So
-//! it states the log position that the message log must have reached for it to count; if a crash left the log
-//! shorter, the client sends the message again. A message is logged with a separate record for each of its
-//! queues, and a torn log may hold only some of them: then the message is published to the other queues alone.
+//! The note of a message reaches the disk before the message, since the catalogue is committed first
+//! (`store::Store::begin_ordered_round`). So the note states the log position from which on it counts; if a crash left
+//! the log shorter, the client sends the message again. Each queue's copy of a message has a log record of its own, and a
+//! torn log may have only some of them: then the message is published to the other queues alone.
 //!
 //! # States
-//! The states of a packet identifier of a session that is on disk, as the server sees it:
+//! The states of a packet identifier of a stored session, on the server's side:
 //!
 //! | state | note on disk | message in its queues | in memory |
 //! |---|---|---|---|
@@ -54,28 +54,28 @@ pub(super) enum ReceivedRecord {
     Whole {
         /// The log position at which the message is complete.
         until: u64,
-        /// The log position for each of its queues, if there are several; 0 if one has had it since before.
+        /// If there are several queues, the log position for each; 0 if it had the message before.
         shares: Vec<(u64, Box<str>)>,
     },
-    /// A crash has left it to these queues alone, and the client has not sent it again since.
+    /// After a crash only these queues have the message, and the client has not sent it again since.
     Partial(Vec<Box<str>>),
 }
 
 /// State of a message after a crash.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum AfterCrash {
-    There,
+    Complete,
     Lost,
     /// Only these queues have it.
     InSome(Vec<Box<str>>),
 }
 
-/// A client's messages that only some of their queues have after a crash: these queues by packet identifier.
+/// For each packet identifier of a partial message, the queues that have it.
 pub(super) type PartialMessages = HashMap<u16, Vec<Box<str>>>;
 
 impl ReceivedRecord {
-    /// A record for a message whose last log record ends at `until`. The queues `before` had it already;
-    /// `shares` are new.
+    /// The record of a message whose last log record ends at `until`. The queues `before` had it already; `shares` are
+    /// new.
     pub(super) fn new(until: u64, before: &[Box<str>], shares: &[Share]) -> Self {
         let before = before.iter().map(|queue| (0, queue.clone()));
         let shares = shares.iter().map(|share| (share.until.0, (*share.queue).into()));
@@ -86,7 +86,7 @@ impl ReceivedRecord {
     /// State of the message if the message log ends at `end`.
     pub(super) fn after_crash(self, end: u64) -> AfterCrash {
         let queues: Vec<_> = match self {
-            Self::Whole { until, .. } if until <= end => return AfterCrash::There,
+            Self::Whole { until, .. } if until <= end => return AfterCrash::Complete,
             Self::Whole { shares, .. } => {
                 let there = shares.into_iter().filter(|(until, _)| *until <= end);
                 there.map(|(_, queue)| queue).collect()
@@ -132,7 +132,7 @@ impl ReceivedRecord {
     }
 }
 
-/// The position at which a partial message is complete, as it is stored: however long the log becomes.
+/// The `until` of a stored partial message: no log becomes that long.
 const NEVER: u64 = u64::MAX;
 
 #[cfg(test)]
@@ -159,11 +159,11 @@ mod tests {
     #[test]
     fn queues_that_have_a_message_do_not_get_it_again() {
         let note = || ReceivedRecord::new(30, &[], &[share("a", 20), share("b", 30)]);
-        assert_eq!(note().after_crash(30), AfterCrash::There);
+        assert_eq!(note().after_crash(30), AfterCrash::Complete);
         assert_eq!(note().after_crash(29), AfterCrash::InSome(vec!["a".into()]));
         assert_eq!(note().after_crash(19), AfterCrash::Lost);
         assert_eq!(ReceivedRecord::new(20, &[], &[share("a", 20)]).after_crash(19), AfterCrash::Lost);
-        // However long the log has become since.
+        // Regardless of the log's length.
         let partial = ReceivedRecord::Partial(vec!["a".into()]);
         let read = ReceivedRecord::decode(&partial.encode()).unwrap();
         assert_eq!(read, partial);

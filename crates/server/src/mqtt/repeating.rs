@@ -1,5 +1,5 @@
-//! Requests that are repeated once the auth backend of the client's user has been asked about them, and requests that take more
-//! than a turn.
+//! Requests that are repeated after the user's auth backend has been asked about them, and requests that take more than a
+//! turn.
 
 use std::collections::VecDeque;
 
@@ -21,7 +21,7 @@ use super::retained::RetainedSearch;
 use super::session::{CloseReason, MqttSession as _, Request};
 use super::subscriptions::Class;
 
-/// A request that waits for the answer.
+/// A request that waits for an auth backend's answer or for the next turn.
 pub(super) enum WaitingRequest {
     Publish(Box<WaitingPacket>),
     Subscribe(WaitingSubscribe),
@@ -30,7 +30,7 @@ pub(super) enum WaitingRequest {
     Resume(VecDeque<(Box<str>, Subscription)>),
 }
 
-/// A PUBLISH that outlives the client's bytes.
+/// A PUBLISH with its own copy of the data, since the input buffer is reused.
 pub(super) struct WaitingPacket {
     dup: bool,
     qos: QoS,
@@ -41,25 +41,25 @@ pub(super) struct WaitingPacket {
     payload: Bytes,
 }
 
-/// A SUBSCRIBE of which some requests may have been carried out.
+/// A SUBSCRIBE of which some filters may have been processed.
 pub(super) struct WaitingSubscribe {
     pub(super) packet_id: u16,
     /// The requests that have not been processed yet.
     pub(super) requests: VecDeque<Request>,
-    /// The last one that has, while its retained messages are looked for.
+    /// The last processed filter, while its retained messages are being searched.
     pub(super) search: Option<(Request, RetainedSearch)>,
-    /// The answers to those that have.
+    /// The reason codes of the processed filters.
     pub(super) reasons: Vec<ReasonCode>,
     /// The last change that the answer waits for.
     pub(super) ticket: Option<Ticket>,
 }
 
-/// An UNSUBSCRIBE of which some filters may have been handled.
+/// An UNSUBSCRIBE of which some filters may have been processed.
 pub(super) struct WaitingUnsubscribe {
     pub(super) packet_id: u16,
     /// The filters that have not been processed yet.
     pub(super) filters: VecDeque<Box<str>>,
-    /// The answers to those that have.
+    /// The reason codes of the processed filters.
     pub(super) reasons: Vec<ReasonCode>,
     /// The last change that the answer waits for.
     pub(super) ticket: Option<Ticket>,
@@ -95,7 +95,7 @@ impl WaitingPacket {
 }
 
 impl MqttClient {
-    /// Repeats the PUBLISH that waits, once it has been asked about. Returns why the connection has to end, if it has.
+    /// Repeats the waiting PUBLISH once its question is answered. Returns a reason if the connection must close.
     pub(super) fn repeat_publish(&mut self) -> Option<CloseReason> {
         if !self.question.take_answered() {
             return None;
@@ -108,14 +108,14 @@ impl MqttClient {
                 }
                 self.refuse(waiting.packet_id, refusal);
             }
-            // Needs the connection's engine.
+            // The others need the connection's engine: [`MqttClient::continue_request`] continues them.
             other => self.repeated = Some(other),
         }
         None
     }
 
-    /// Continues with the request that waits, unless it waits for an answer, or the turn is over.
-    pub(super) fn go_on(&mut self, engine: &mut Engine) {
+    /// Continues with the waiting request, unless its question is open or the turn is over.
+    pub(super) fn continue_request(&mut self, engine: &mut Engine) {
         if self.question.is_open() || work::is_turn_over() {
             return;
         }
@@ -132,49 +132,49 @@ impl MqttClient {
                     self.outbox.nudge();
                 }
             }
-            // Repeated once it is answered.
+            // [`MqttClient::repeat_publish`] handles it.
             publish @ Some(WaitingRequest::Publish(_)) => self.repeated = publish,
             None => {}
         }
     }
 
-    /// Leaves the rest of a request to the next turn.
+    /// Defers the rest of a request to the next turn.
     pub(super) fn leave_for_turn(&mut self, rest: WaitingRequest) {
         self.repeated = Some(rest);
         self.publish_gate.pause_for_turn();
     }
 
-    /// Whether the subscriptions of a resumed session are not all known yet: its messages have to wait.
+    /// Whether the resumed session's subscriptions are not all restored yet, so that its messages have to wait.
     pub(super) fn is_resuming(&self) -> bool {
         self.not_resumed.is_some() || matches!(self.repeated, Some(WaitingRequest::Resume(_)))
     }
 
-    /// Whether a SUBSCRIBE is under way, whose answer comes before its retained messages.
+    /// Whether a SUBSCRIBE is in progress: its SUBACK precedes its retained messages.
     pub(super) fn is_subscribing(&self) -> bool {
         matches!(self.repeated, Some(WaitingRequest::Subscribe(_)))
     }
 }
 
-/// A client that comes, perhaps to a session.
+/// A client that connects, perhaps with a session to resume.
 pub(super) struct Returning<'a> {
     pub(super) client_id: &'a str,
-    /// The exchange of clients' messages.
+    /// The `mqtt_exchange`.
     pub(super) exchange: &'a str,
-    /// The session from before, if the client wants it.
+    /// The earlier session, if the client wants to resume it.
     pub(super) session: Option<&'a Session>,
-    /// Whether there are queues of the client without a session: it is made of them, or they are deleted.
+    /// Whether the client has queues without a session, which it resumes or deletes.
     pub(super) is_found: bool,
     /// The routing key of the client's will.
     pub(super) will_key: Option<&'a str>,
 }
 
 impl Returning<'_> {
-    /// Has the user's auth backend asked about all that [`MqttClient::resume`] needs, which is not repeated: about the
-    /// subscriptions, and about queues that are there, even without a session. And about the will, which is then published
-    /// as soon as the client has gone. All questions are left at once, but for a topic after its exchange.
+    /// Asks the user's auth backend about all that [`MqttClient::resume`] needs, since that cannot be repeated: the
+    /// subscriptions, the queues that exist, with or without a session, and the will, which is published as soon as the
+    /// client disconnects. All questions are asked at once, except that a topic's follows its exchange's.
     ///
     /// # Errors
-    /// [`BrokerError::Unasked`]. A refusal is left to the return itself.
+    /// [`BrokerError::Unasked`] if an answer is outstanding. Refusals are reported by [`MqttClient::resume`].
     pub(super) fn ask(&self, authorised: &AuthorisedSession) -> Result<(), BrokerError> {
         let mut is_unasked = false;
         let mut note = |checked: Result<(), BrokerError>| is_unasked |= checked == Err(BrokerError::Unasked);

@@ -1,8 +1,8 @@
 //! Retained messages: the last one of each topic, for later subscribers (section 3.3.1.3).
 //!
-//! There is a tree of topic levels for each virtual host. A subscription visits as many nodes as its filter can
-//! match, and a change visits as many as its topic has levels. Retained messages are in memory; on disk they
-//! are a table of definitions, and in front of an upstream a log of its own ([`super::upstream`]).
+//! Each virtual host has a tree of topic levels. A subscription visits the nodes that its filter can match; a change
+//! visits as many nodes as its topic has levels. Retained messages are in memory. The embedded broker stores them as
+//! definitions, an upstream in a log of its own ([`super::upstream`]).
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
@@ -19,7 +19,7 @@ use sync::{Mutex, MutexGuard, Rank, RwLock, work};
 use super::message::{Incoming, left, push_expiry, stored_properties};
 use super::subscriptions::FilterMatch;
 
-/// Bytes that all retained messages of a virtual host may take.
+/// The maximum of bytes that all retained messages of a virtual host may take.
 pub(super) const MAX_BYTES: usize = 256 << 20;
 
 /// Approximate bytes of a retained message besides its content.
@@ -29,10 +29,10 @@ const OWN_BYTES: usize = 128;
 /// first child. Topics of very many levels take far more bytes in nodes than in characters.
 const NODE_BYTES: usize = 288;
 
-/// Nodes or messages that are looked at for a filter at a time. The lock of the tree is released then.
+/// Nodes or messages that one part of a search visits. The tree is unlocked between parts.
 pub(super) const MAX_VISITED: usize = 1000;
 
-/// Cost of one of them, in nanoseconds.
+/// Cost of one visit, in nanoseconds.
 pub(super) const VISITED: u32 = 150;
 
 /// Cost of a change of what is retained, in nanoseconds: of the tree, of the definitions on disk, and of the two flushes that
@@ -44,10 +44,10 @@ const RETAINED: u32 = 2_500;
 pub(super) struct RetainedMessage {
     pub(super) topic: Arc<str>,
     pub(super) qos: QoS,
-    /// Without Message Expiry Interval.
+    /// All but the Message Expiry Interval.
     pub(super) properties: PropertyList,
     pub(super) payload: Bytes,
-    /// By the broker's clock; in front of an upstream by the wall clock, as other servers have written it.
+    /// On the broker's clock; in front of an upstream on the wall clock, since other servers read and write it.
     pub(super) expires: Option<Timestamp>,
 }
 
@@ -60,7 +60,7 @@ impl RetainedMessage {
         self.expires.is_some_and(|at| at <= now)
     }
 
-    /// The message as sent for a new subscription: with RETAIN, whatever Retain As Published says (section 3.3.1.3).
+    /// The message for a new subscription: with RETAIN even if Retain As Published is not set (section 3.3.1.3).
     pub(super) fn to_subscriber(&self, verdict: &FilterMatch, now: Timestamp) -> OutgoingMessage {
         let mut properties = self.properties.clone();
         push_expiry(&mut properties, left(self.expires, now));
@@ -87,8 +87,8 @@ pub(super) struct Retained {
     tree: RwLock<RetainedTree, { Rank::RetainedTree as u8 }>,
 }
 
-/// Puts the retained messages of a topic in one order, for the tree and for all queues: otherwise two clients that publish at
-/// once might leave one message retained, and give subscribers the other one last. Topics share a few locks.
+/// Serialises the retained publishes of a topic. Otherwise, if two clients publish at once, one message might stay
+/// retained although subscribers got the other one last. Topics share a few locks.
 struct TopicOrder {
     locks: [TopicLock; TOPIC_LOCKS],
     hasher: RandomState,
@@ -96,10 +96,10 @@ struct TopicOrder {
 
 type TopicLock = Mutex<(), { Rank::RetainedTopics as u8 }>;
 
-/// Held while a message of a topic is retained, until all queues have it.
+/// Held from retaining a message of a topic until all queues have the message.
 pub(super) type TopicGuard<'a> = MutexGuard<'a, (), { Rank::RetainedTopics as u8 }>;
 
-/// Two topics that are published to at once rarely have the same one of these.
+/// Enough that two topics that are published to at once rarely share a lock.
 const TOPIC_LOCKS: usize = 256;
 
 impl TopicOrder {
@@ -117,20 +117,21 @@ impl TopicOrder {
 pub(super) struct RetainedTree {
     root: Node,
     bytes: usize,
-    /// The topics of messages that expire, by the time when they do, and the message's serial number.
+    /// The topics of messages that expire, by expiry time and the message's serial number.
     expiries: BTreeMap<(Timestamp, u64), Arc<str>>,
     /// The serial number of the next message.
     next_serial: u64,
-    /// All messages in the order in which they were set, if they are listed: a search can be left there and gone on with.
+    /// If searches may scan all messages: the messages in the order in which they were set, so that a scan can be
+    /// continued.
     listed: Option<BTreeMap<u64, Arc<RetainedMessage>>>,
 }
 
-/// How far a search for the messages of a filter has come.
+/// The progress of a search for the messages that a filter matches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum RetainedSearch {
     #[default]
     Begun,
-    /// All topics are gone through; the one with this serial number, or offset in a log, is next.
+    /// All messages are being scanned; the next one has this serial number, or this offset in a log.
     Scanned(u64),
     Done,
 }
@@ -149,15 +150,15 @@ impl Retained {
         Self { vhost: Arc::clone(vhost), topics: TopicOrder::new(), tree: RwLock::new(tree) }
     }
 
-    /// Begins to publish a message that is to be retained, or that clears its topic. The caller first changes what is retained,
-    /// so that a new subscriber misses nothing, then has all queues get the message, and then drops the guard. The message that
-    /// subscribers get last then stays retained.
+    /// Begins to publish a message that is retained or clears its topic. The caller first changes the retained message,
+    /// so that a new subscriber misses nothing, then publishes the message to all queues, and then drops the guard. So
+    /// the message that subscribers get last is the retained one.
     pub(super) fn begin_publish(&self, topic: &str) -> TopicGuard<'_> {
         self.topics.lock(topic)
     }
 
-    /// Retains a message in place of the topic's previous one, or removes that if the payload is empty. Called between
-    /// [`Self::begin_publish`] and the message's publishing. Returns the change to wait for.
+    /// Retains a message in place of the topic's previous one; an empty payload removes that. Called between
+    /// [`Self::begin_publish`] and publishing the message. Returns the change to wait for.
     ///
     /// # Errors
     /// Fails if the memory limit is reached; the previous message then stays.
@@ -198,9 +199,9 @@ impl Retained {
         self.write_cleared(topic)
     }
 
-    /// Messages, unexpired at `now`, of the topics that a filter matches, from where `search` has come to; call it until that
-    /// is [`RetainedSearch::Done`]. A message that is set meanwhile may be missing, or come twice: its subscriber gets it
-    /// as a new one, too.
+    /// The next messages, unexpired at `now`, of topics that a filter matches. Call it until `search` is
+    /// [`RetainedSearch::Done`]. A message that is set meanwhile may be missing or come twice; its subscriber also gets
+    /// it as a live message.
     pub(super) fn matching(
         &self,
         filter: &TopicFilter<'_>,
@@ -217,7 +218,7 @@ impl Retained {
 
     /// Adds a message that was on disk.
     pub(super) fn restore(&self, message: RetainedMessage) {
-        // It fitted before.
+        // It was within the limit when it was stored.
         self.tree.write().set(message);
     }
 
@@ -232,8 +233,8 @@ impl Retained {
 }
 
 impl RetainedTree {
-    /// A part of a search, see [`Retained::matching`]. A filter that visits few nodes of the tree finds its messages there; for
-    /// others all messages are gone through.
+    /// A part of a search, see [`Retained::matching`]. If the filter can match few nodes, they are searched in the tree;
+    /// otherwise all messages are scanned.
     fn search(
         &self,
         filter: &TopicFilter<'_>,
@@ -259,8 +260,8 @@ impl RetainedTree {
         found
     }
 
-    /// Begins a search at the tree, where a filter without `$share/group/` that visits few nodes finds all its messages.
-    /// Otherwise all topics are to be gone through, from the returned number on.
+    /// Starts a search in the tree, which is complete if the filter (without `$share/group/`) visits few nodes. Otherwise
+    /// returns the number from which all messages have to be scanned.
     pub(super) fn begin(
         &self,
         filter: &str,
@@ -279,8 +280,8 @@ impl RetainedTree {
         }
     }
 
-    /// The messages, unexpired at `now`, of the topics that a filter without `$share/group/` matches; `None` if finding them
-    /// visits more nodes than are `left`. Those that were visited are taken from these.
+    /// The messages, unexpired at `now`, that a filter without `$share/group/` matches. `None` if that takes more than
+    /// `left` visits. Subtracts the visits from `left`.
     fn matching_within(
         &self,
         filter: &str,
@@ -360,7 +361,7 @@ impl RetainedTree {
         true
     }
 
-    /// Removes the message that has expired first, if one has by `now`; returns its topic.
+    /// Removes the message with the earliest expiry if that has passed; returns its topic.
     pub(super) fn remove_expired(&mut self, now: Timestamp) -> Option<Arc<str>> {
         let (_, topic) = self.expiries.first_key_value().filter(|((at, _), _)| *at <= now)?;
         let topic = Arc::clone(topic);
@@ -375,7 +376,7 @@ fn node_weight(level: &str) -> usize {
 }
 
 impl Node {
-    /// Removes a message and the nodes left empty; returns its serial number, when it expires, and the number of bytes freed.
+    /// Removes a message and the nodes that it leaves empty. Returns its serial number, its expiry and the freed bytes.
     fn remove(&mut self, levels: &[&str]) -> Option<(u64, Option<Timestamp>, usize)> {
         let Some((level, rest)) = levels.split_first() else {
             let message = self.message.take()?;
@@ -395,8 +396,8 @@ impl Node {
         node.message.as_ref()
     }
 
-    /// Visits no more than the nodes that are `left`; returns whether these were enough. Section 4.7.2: leading wildcards match
-    /// no topics that begin with `$`.
+    /// Visits at most `left` nodes; returns whether that was enough. Section 4.7.2: leading wildcards do not match topics
+    /// that begin with `$`.
     fn collect(
         &self,
         levels: &[&str],
@@ -536,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn a_search_that_visits_much_is_gone_on_with_and_misses_nothing_that_stays() {
+    fn a_search_in_parts_finds_every_message_that_stays() {
         const MANY: usize = 3 * MAX_VISITED;
         let retained = nothing_retained();
         let set = |topic: &str, payload| retained.set(message(topic, payload), Timestamp(0)).unwrap();
@@ -549,7 +550,7 @@ mod tests {
                 found.append(&mut retained.matching(&parsed, &mut search, Timestamp(0)));
                 assert!(turn.spent() <= 2 * MAX_VISITED as u64 * u64::from(VISITED), "{filter}");
                 parts += 1;
-                // Others change meanwhile, behind the search and in front of it.
+                // Other messages change meanwhile, both behind and ahead of the search.
                 retained.clear("0/0");
                 set("1/1", b"2");
                 set(&format!("{}/0", MANY - 2), b"2");
@@ -578,7 +579,7 @@ mod tests {
     }
 
     #[test]
-    fn they_take_bounded_memory() {
+    fn retained_messages_take_bounded_memory() {
         let retained = nothing_retained();
         let large = vec![0; MAX_BYTES / 2];
         retained.set(message("a", &large), Timestamp(0)).unwrap();
@@ -616,7 +617,11 @@ mod tests {
         assert_eq!(retained.set(message("b", &[0; 1024]), Timestamp(0)), Err(Full));
         assert!(retained.set(expiring(20), Timestamp(0)).is_ok(), "in place of the previous one");
         assert_eq!(retained.set(message("a", &vec![0; MAX_BYTES]), Timestamp(0)), Err(Full));
-        assert_eq!(retained.set(message("b", &[0; 1024]), Timestamp(10)), Err(Full), "that one is gone");
+        assert_eq!(
+            retained.set(message("b", &[0; 1024]), Timestamp(10)),
+            Err(Full),
+            "the expired message is removed"
+        );
         retained.set(message("a", b"1"), Timestamp(0)).unwrap();
         assert!(retained.tree.read().expiries.is_empty());
         retained.clear("a");
@@ -637,7 +642,7 @@ mod tests {
         assert_eq!(set(MANY, None, 0), Err(Full));
         set(MANY, None, 1_000).unwrap();
         let tree = retained.tree.read();
-        assert_eq!(tree.expiries.len(), MANY - 1, "that which had expired first is gone");
+        assert_eq!(tree.expiries.len(), MANY - 1, "the message that expired first is removed");
         assert!(tree.root.find(&["0"]).is_none() && tree.root.find(&["1"]).is_some());
     }
 
@@ -650,10 +655,10 @@ mod tests {
         for number in 0..10 {
             retained.set(message(&topic(number), b""), Timestamp(0)).unwrap();
         }
-        // The smallest table of a map has four slots.
+        // The smallest table that a map allocates has four slots.
         let before = bytes();
         assert!(before > 10 * LEVELS * 4 * size_of::<(Box<str>, Node)>(), "{before}");
-        // Replacing an existing message takes no more.
+        // Replacing an existing message takes no further memory.
         retained.set(message(&topic(0), b""), Timestamp(0)).unwrap();
         assert_eq!(bytes(), before);
         (0..10).for_each(|number| _ = retained.clear(&topic(number)));
@@ -662,7 +667,7 @@ mod tests {
     }
 
     #[test]
-    fn they_are_read_as_they_were_written() {
+    fn stored_messages_round_trip() {
         let written = RetainedMessage { expires: Some(Timestamp(7)), ..message("a/b", b"payload") };
         let (key, value) = (key("v", "a/b"), encode(&written));
         assert_eq!(decode(&key, &value), Some(("v", written)));

@@ -11,48 +11,49 @@ use mqtt::{QoS, ReasonCode};
 
 use crate::registry::OpenConnection;
 
-/// An admitted client's state on its backend. It writes the messages for the client to the connection's outbox itself.
+/// An admitted client's state on its backend. It writes the client's messages to the connection's outbox itself.
 ///
-/// Each round of the connection: the client's requests, [`MqttSession::flush`], and [`MqttSession::next_answer`] and
-/// [`MqttSession::deliver`] until nothing is left.
+/// Each step of the connection first passes on the client's requests and calls [`MqttSession::flush`]. Then it calls
+/// [`MqttSession::next_answer`] and [`MqttSession::deliver`] until nothing is left.
 pub(super) trait MqttSession: Send {
-    /// The names by which operators know the client.
+    /// The names that operators see.
     fn identity(&self) -> ClientIdentity<'_>;
     /// Called when the connection is open and visible to operators.
     fn opened(&mut self, view: &Arc<OpenConnection>);
-    /// Called before everything that happens at `now`.
+    /// Called before any other call at `now`.
     fn set_time(&mut self, now: Instant);
-    /// Publishes a message. At QoS 1 and 2 it is answered later.
+    /// Publishes a message. At QoS 1 and 2 the answer follows from [`MqttSession::next_answer`].
     ///
     /// # Errors
-    /// The message is refused, and has to be answered by [`MqttSession::refuse`].
+    /// The message is refused. At QoS 1 and 2 the caller answers it with [`MqttSession::refuse`].
     fn publish(&mut self, publish: &PublishPacket<'_>) -> Result<(), Refusal>;
     /// Refuses a message of QoS 1 or 2. Acknowledgements are sent in the order of their messages (MQTT-4.6.0-2).
     fn refuse(&mut self, packet_id: u16, refusal: Refusal);
     /// Called when the client has released a message of QoS 2.
     fn released(&mut self, packet_id: u16);
-    /// Called when the client has a message.
+    /// Called when the client has acknowledged a message: by PUBACK, or by PUBREC if it is `to_be_released`.
     fn delivered(&mut self, tag: u64, packet_id: u16, to_be_released: bool);
-    /// Called when a message of QoS 2 to the client is complete; at a failure, also for one of QoS 1.
+    /// Called when a QoS 2 message to the client is complete; if the client has refused a message, also at QoS 1.
     fn completed(&mut self, packet_id: u16);
-    /// Subscribes; the answer has a reason code for each request.
+    /// Subscribes; the SUBACK has a reason code for each request.
     fn subscribe(&mut self, engine: &mut Engine, packet_id: u16, requests: Vec<Request>);
-    /// Unsubscribes; the answer has a reason code for each filter.
+    /// Unsubscribes; the UNSUBACK has a reason code for each filter.
     fn unsubscribe(&mut self, engine: &mut Engine, packet_id: u16, filters: Vec<Box<str>>);
-    /// Called at the end of a batch of input. Publishes that do not fit into the turn follow in the next, before the client
-    /// is read again.
+    /// Called at the end of a batch of input. Publishes that do not fit into the turn follow in the next turn, before the
+    /// client is read again.
     fn flush(&mut self, engine: &mut Engine);
     /// The next answer that is due.
     fn next_answer(&mut self) -> Option<PendingReply>;
     /// Sends the messages that the client can take now.
     fn deliver(&mut self, engine: &mut Engine);
-    /// Whether there are messages that can be delivered now, if the outbox has room, or answers that are due.
+    /// Whether answers are due, or messages can be delivered as soon as the outbox has capacity.
     fn has_deliverable(&self, engine: &Engine) -> bool;
-    /// Whether the client may be read. If not, the outbox is nudged when it may.
+    /// Whether the client may be read. If not, the outbox is nudged once it may.
     fn has_capacity(&self) -> bool;
-    /// Whether everything that was asked has been answered.
+    /// Whether all requests have been answered.
     fn is_settled(&self) -> bool;
-    /// Called after the outbox was nudged; unless the connection has to end, [`Self::flush`] follows.
+    /// Called after the outbox was nudged. Returns a reason if the connection must close; otherwise [`Self::flush`]
+    /// follows.
     fn handle_nudge(&mut self) -> Option<CloseReason>;
     /// The latest time at which to call [`MqttSession::handle_nudge`], if nothing nudges the outbox before.
     fn next_deadline(&self) -> Option<Instant> {
@@ -62,7 +63,7 @@ pub(super) trait MqttSession: Send {
     fn end(self: Box<Self>, session: Session, end: MqttEnd);
 }
 
-/// The names by which operators know a client.
+/// A client's names for operators.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ClientIdentity<'a> {
     pub(super) user: &'a str,
@@ -70,10 +71,11 @@ pub(super) struct ClientIdentity<'a> {
     pub(super) client_id: &'a str,
 }
 
-/// The most filters that a session subscribes to. All of them are written to disk whenever one changes.
+/// The maximum of filters per session. All of them are written to disk whenever one changes.
 pub(super) const MAX_SUBSCRIPTIONS: usize = 16_384;
 
-/// The most shared subscriptions of them: each has a queue of its own, and all these are looked at for each batch of messages.
+/// The maximum of shared subscriptions per session: each has its own queue, and each batch of messages visits all these
+/// queues.
 pub(super) const MAX_SHARED: usize = 1_024;
 
 /// Why a request is refused.
@@ -84,8 +86,8 @@ pub(super) struct Refusal {
 }
 
 impl Refusal {
-    /// None yet: the user's auth backend is to be asked first. The request has changed nothing, and is repeated with the
-    /// answer.
+    /// The user's auth backend must be asked first. The request has changed nothing, and is repeated once the answer is
+    /// there.
     pub(super) const UNASKED: Self =
         Self { reason: ReasonCode::NotAuthorized, text: "authorization pending" };
 }
@@ -96,14 +98,14 @@ pub(super) const INVALID_FILTER: Refusal =
 /// The reason string of a client whose session another connection has taken over.
 pub(super) const TAKEN_OVER: &str = "another connection has the client identifier";
 
-/// The reason string of a client that publishes or subscribes while the exchange is missing.
+/// The reason string for a client that publishes or subscribes while the exchange is missing.
 pub(super) const MISSING_EXCHANGE: &str = "the exchange of MQTT clients does not exist";
 
 /// Why the server ends a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct CloseReason {
     pub(super) reason: ReasonCode,
-    /// For a client of 5.0.
+    /// The reason string for an MQTT 5.0 client.
     pub(super) text: Cow<'static, str>,
 }
 
@@ -113,24 +115,24 @@ impl CloseReason {
     }
 }
 
-/// An action that follows once everything it waits for is done: on disk, or answered by the upstream.
+/// An answer or another output that waits for the disk or for the upstream.
 #[derive(Debug)]
 pub(super) enum PendingReply {
     /// Sends PUBACK or PUBREC.
     Accept { packet_id: u16, matched: bool },
     /// Sends PUBACK or PUBREC with a failure.
     Refuse { packet_id: u16, reason: ReasonCode, text: &'static str },
-    /// Refuses a message that a full queue has refused. Clients before 5.0 get no answer.
+    /// Refuses a message that a full queue has refused. Clients before MQTT 5.0 get no answer.
     QueueFull { packet_id: u16 },
     /// Sends PUBREL.
     Release { packet_id: u16 },
     /// Sends PUBCOMP.
     Complete { packet_id: u16 },
-    /// Sends SUBACK, which retained messages follow.
+    /// Sends SUBACK, before the retained messages.
     Subscribed { packet_id: u16, reasons: Vec<ReasonCode> },
     /// Sends UNSUBACK.
     Unsubscribed { packet_id: u16, reasons: Vec<ReasonCode> },
-    /// Sends messages to the client whose identifiers had to be recorded first.
+    /// Sends packets with messages whose identifiers had to be recorded first.
     Send { bytes: Vec<u8> },
 }
 
@@ -160,8 +162,8 @@ impl Request {
         requests.collect()
     }
 
-    /// The subscription that is asked for. A bridge gets RETAIN as published, and none of its own messages; but those of a
-    /// group come to one member whoever has published them.
+    /// The requested subscription. A bridge gets RETAIN as published and never its own messages. No Local does not apply
+    /// to a group, whose messages go to one member regardless of their publisher.
     ///
     /// # Errors
     /// Fails if the filter is invalid.

@@ -1,7 +1,7 @@
-//! Which connection has each session, and which one waits for it.
+//! The owner of each session: the connection that has it, and the one that waits for it.
 //!
-//! A session belongs to one connection or is detached. A connection [claims](Claims::claim) it by the client's name; if
-//! another connection has it, that one is asked to close, and hands it over when it does ([`Claims::release`]).
+//! A session is owned by one connection, or is detached. A connection [claims](Claims::claim) it by client identifier. If
+//! another connection owns it, that connection is asked to close, and then hands the session over ([`Claims::release`]).
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -22,8 +22,7 @@ pub(super) struct Owner {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SessionUser {
     pub(super) name: Box<str>,
-    /// It is not in the broker's own list: another auth backend has let it in. A user of the list with the same name is another
-    /// one, whoever decides about its rights.
+    /// Whether another auth backend authenticated the user. The broker's own user with the same name is a different user.
     pub(super) is_external: bool,
 }
 
@@ -40,13 +39,13 @@ impl SessionUser {
 
 /// A session without a connection.
 pub(super) trait Detached {
-    /// The user that it belongs to; `None` if an earlier version did not record it.
+    /// The session's user; `None` if an earlier version did not record it.
     fn user(&self) -> Option<SessionUser>;
-    /// The next time at which something is due for it.
+    /// The next time at which its will is due or it expires.
     fn due(&self) -> Option<Timestamp>;
 }
 
-/// The sessions of all clients, as a backend keeps detached ones.
+/// The owners of all sessions of a backend, and the detached sessions themselves.
 pub(super) struct Claims<D> {
     slots: HashMap<Arc<Owner>, Slot<D>>,
     /// The deadlines of detached sessions.
@@ -60,7 +59,7 @@ impl<D> Default for Claims<D> {
 }
 
 enum Slot<D> {
-    /// A connection has it; another one may wait for it.
+    /// A connection owns it; another one may wait for it.
     Taken { by: Arc<Claim<D>>, next: Option<Arc<Claim<D>>> },
     /// The session is detached.
     Detached(Box<D>),
@@ -86,12 +85,12 @@ impl<D> Claim<D> {
         Arc::new(Self { outbox: Arc::clone(outbox), user, state })
     }
 
-    /// The granted claim, once granted, with the detached session if there was one.
+    /// The outcome of the claim once it is granted: the detached session, if there was one.
     pub(super) fn take_granted(&self) -> Option<Option<Box<D>>> {
         self.state.lock().granted.take()
     }
 
-    /// Whether the connection has to close.
+    /// Whether a newer claim exists, so that the connection has to close.
     pub(super) fn is_superseded(&self) -> bool {
         self.state.lock().superseded
     }
@@ -228,7 +227,7 @@ impl<D: Detached> Claims<D> {
         self.due.first().map(|(due, _)| *due)
     }
 
-    /// Takes a detached session for which something is due. It has to be [kept](Self::keep) again, or [ended](Self::ending).
+    /// Takes a detached session that is due. The caller has to [keep](Self::keep) it again, or to [end](Self::ending) it.
     pub(super) fn take_due(&mut self, now: Timestamp) -> Option<(Arc<Owner>, Box<D>)> {
         loop {
             self.due.first().filter(|(due, _)| *due <= now)?;
@@ -241,14 +240,14 @@ impl<D: Detached> Claims<D> {
         }
     }
 
-    /// Claims a session that was [taken](Self::take_due) while it is being ended: a client that connects meanwhile waits.
+    /// Claims a [due](Self::take_due) session while it is being ended, so that a client that connects meanwhile waits.
     pub(super) fn ending(&mut self, owner: &Arc<Owner>, user: Option<SessionUser>) -> Arc<Claim<D>> {
         let by = Claim::new(&Arc::new(Outbox::new(0)), user);
         self.slots.insert(Arc::clone(owner), Slot::Taken { by: Arc::clone(&by), next: None });
         by
     }
 
-    /// Removes all sessions of a virtual host. Returns the claims to them, and those that were detached.
+    /// Removes all sessions of a virtual host. Returns the claims to them, and the detached ones.
     pub(super) fn remove_vhost(&mut self, vhost: &str) -> (Vec<Arc<Claim<D>>>, Vec<Box<D>>) {
         self.due.retain(|(_, owner)| *owner.vhost != *vhost);
         let (mut claims, mut detached) = (Vec::new(), Vec::new());

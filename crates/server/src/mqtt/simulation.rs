@@ -38,7 +38,7 @@ use crate::clock::Clock;
 use crate::server::Shared;
 use crate::simulated::{self, server_of};
 
-/// A server, and possibly its disk, whose rounds the test drives.
+/// A server, possibly with a disk, whose rounds the test runs.
 struct World {
     shared: Arc<Shared>,
     hub: Arc<Hub>,
@@ -53,7 +53,7 @@ impl World {
 
     /// A server restored from a disk.
     fn on(disk: &SimDisk) -> Self {
-        // Enough for a test, and small, as each crash copies the disk.
+        // Large enough for a test, but small, since each crash copies the disk.
         let settings = JournalSettings { segment_size: 1 << 20, ..JournalSettings::default() };
         Self::with(disk, settings)
     }
@@ -112,7 +112,7 @@ impl World {
     }
 }
 
-/// A client, and the server's end of its connection.
+/// A client, and the server's side of its connection.
 struct Client {
     connection: ClientConnection<MqttConnection>,
     outbox: Arc<Outbox>,
@@ -129,7 +129,7 @@ impl Client {
         self.received(world)
     }
 
-    /// Returns the packets received, with all disk writes done.
+    /// Runs all disk writes, and returns the packets received.
     fn received(&mut self, world: &mut World) -> Vec<String> {
         let mut all = self.look();
         for _ in 0..3 {
@@ -139,7 +139,7 @@ impl Client {
         all
     }
 
-    /// Returns the packets received without waiting for the disk.
+    /// Returns the packets received, without running disk writes.
     fn look(&mut self) -> Vec<String> {
         self.connection.handle_nudge(self.now);
         let bytes = self.outbox.read_all();
@@ -153,7 +153,7 @@ impl Client {
         packets
     }
 
-    /// Returns the packets received when another connection has claimed the session, and the socket has nothing to read.
+    /// Returns the packets received after another connection has claimed the session. The socket has no further input.
     fn taken_over(&mut self) -> Vec<String> {
         assert!(self.look().is_empty(), "the socket is to be read first");
         self.look()
@@ -191,7 +191,7 @@ fn message(topic: &str, qos: QoS, packet_id: u16) -> PublishPacket<'_> {
     }
 }
 
-/// Sends the last packets of a client: it acknowledges the message with this packet identifier, and leaves.
+/// Sends a client's last packets: the acknowledgement of the message with this packet identifier, and DISCONNECT.
 pub(super) async fn send_last(mut socket: tokio::io::DuplexStream, version: MqttVersion, packet_id: u16) {
     let mut bytes = Vec::new();
     Packet::Ack(Ack::new(AckKind::PubAck, packet_id, ReasonCode::Success)).encode(version, &mut bytes);
@@ -221,7 +221,7 @@ fn texts(reasons: &Reasons<'_>) -> String {
     reasons.iter().map(ReasonCode::text).collect::<Vec<_>>().join(",")
 }
 
-/// A client that resumes a session with this expiry, in seconds, and what it is answered.
+/// Connects a client that resumes its session, with this session expiry in seconds; returns the packets that it gets.
 fn resumed(world: &mut World, name: &str, expiry: u32) -> (Client, Vec<String>) {
     let mut client = world.client(MqttVersion::V5);
     let list = PropertyList::new().with(Property::SessionExpiryInterval(expiry));
@@ -366,7 +366,7 @@ fn a_shared_subscription_gives_each_message_to_one() {
 }
 
 #[test]
-fn nothing_of_ones_own_comes_where_it_is_not_wanted() {
+fn no_local_subscriptions_get_no_own_messages() {
     let mut world = World::new();
     let mut client = world.connected(MqttVersion::V5, "me", 0);
     let options = SubscribeOptions { no_local: true, ..SubscribeOptions::of_qos(QoS::AtMostOnce) };
@@ -460,7 +460,7 @@ fn a_message_of_qos_2_keeps_its_identifier_across_a_restart() {
     let received = reader.received(&mut world);
     assert_eq!(received, ["publish t ExactlyOnce 1", "publish t ExactlyOnce 2"]);
     assert_eq!(reader.ack(&mut world, AckKind::PubRec, 1), ["pubrel 1 success"]);
-    // Killed: the connections send nothing more.
+    // Killed: the connections must send nothing more.
     std::mem::forget((reader, writer));
     drop(world);
 
@@ -475,7 +475,7 @@ fn a_message_of_qos_2_keeps_its_identifier_across_a_restart() {
     assert!(reader.ack(&mut world, AckKind::PubComp, 2).is_empty());
     let vhost = world.hub.broker().vhost("/").unwrap();
     let queue = vhost.queue(broker::SessionId(0), "mqtt-subscription-readerqos1").unwrap();
-    assert_eq!((queue.message_count(), queue.unacked_count()), (0, 0), "and nothing is sent again");
+    assert_eq!((queue.message_count(), queue.unacked_count()), (0, 0), "no message is left to be sent again");
 }
 
 #[test]
@@ -515,7 +515,7 @@ fn user_properties(len: usize) -> PropertyList {
 #[test]
 fn properties_that_consumers_of_amqp_cannot_be_sent_are_refused() {
     let mut world = World::new();
-    // A frame has 4 KiB at most here.
+    // The maximum frame size is 4 KiB here.
     let (fits, too_large) = (user_properties(2_500), user_properties(4_000));
     let mut client = world.connected(MqttVersion::V5, "me", 0);
     client.subscribe_at(&mut world, "t", QoS::AtMostOnce);

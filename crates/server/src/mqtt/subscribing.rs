@@ -1,6 +1,6 @@
-//! A client's subscriptions as queues and bindings, as in RabbitMQ's plugin: one queue for messages of QoS 0,
-//! which goes with the connection, and one for the rest, which stays as long as the session. A shared
-//! subscription is a queue that all its clients consume from.
+//! A client's subscriptions as queues and bindings, as in RabbitMQ's plugin: a queue for QoS 0, which is deleted with the
+//! connection, and a queue for QoS 1 and 2, which is deleted with the session. A shared subscription is a queue that all
+//! its clients consume from.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -27,29 +27,30 @@ use super::session::{
 };
 use super::subscriptions::Class;
 
-/// The type of the queue of QoS 0 that goes with its connection, by RabbitMQ's name. Here it is a classic queue.
+/// The queue type of a QoS 0 queue that is deleted with its connection, by RabbitMQ's name. Here it is a classic queue.
 const QOS0_QUEUE: &str = "rabbit_mqtt_qos0_queue";
 
 /// Cost of a filter that is subscribed to, restored or unsubscribed from, in nanoseconds.
 const FILTER: u32 = 4_000;
 
-/// How often the queue of a group is declared again because a member that leaves has deleted it before it is consumed from.
+/// How often a group's queue is declared again because its last member has left, and deleted it, before it is consumed
+/// from.
 const MAX_ATTEMPTS: u32 = 5;
 
-/// Cost of a look at the name of one of the client's queues, in nanoseconds.
+/// Cost of comparing the name of one of the client's queues, in nanoseconds.
 const SCANNED_NAME: u32 = 10;
 
-/// Cost of a look at a filter whose binding key another one may have, in nanoseconds.
+/// Cost of comparing a filter that may have the same binding key, in nanoseconds.
 const SCANNED_FILTER: u32 = 100;
 
-/// Cost of making the name of a queue of a filter, in nanoseconds.
+/// Cost of deriving the name of a filter's queue, in nanoseconds.
 const PARSED_FILTER: u32 = 300;
 
 /// Cost of a retained message that becomes pending, in nanoseconds.
 const PENDING_TOPIC: u32 = 500;
 
 impl MqttClient {
-    /// Subscribes, and answers once that is on disk.
+    /// Subscribes, and answers once the changes are on disk.
     pub(super) fn subscribe_all(&mut self, engine: &mut Engine, packet_id: u16, requests: Vec<Request>) {
         let reasons = Vec::with_capacity(requests.len());
         let (search, ticket) = (None, None);
@@ -57,7 +58,7 @@ impl MqttClient {
         self.subscribe_rest(engine, subscribing);
     }
 
-    /// Continues with a SUBSCRIBE, until its user's auth backend has to be asked first, or the turn is over.
+    /// Continues a SUBSCRIBE until the user's auth backend has to be asked, or the turn is over.
     pub(super) fn subscribe_rest(&mut self, engine: &mut Engine, mut subscribing: WaitingSubscribe) {
         while !subscribing.requests.is_empty() || subscribing.search.is_some() {
             if work::is_turn_over() {
@@ -104,7 +105,7 @@ impl MqttClient {
         let mut ticket = self.establish(&request.text, subscription, engine)?;
         let before = engine.session_mut().subscribe(&request.text, subscription);
         if is_shared {
-            // An ordinary one with this filter, of a client of 3.1.1.
+            // A client of MQTT 3.1.1 has made an ordinary subscription of this filter.
             if let Some(before) = before.filter(|before| !before.is_shared) {
                 self.subscriptions.remove(&request.text);
                 ticket = ticket.max(self.unbind(&request.text, Class::of(before.options.qos)));
@@ -112,7 +113,7 @@ impl MqttClient {
             return Ok(ticket);
         }
         self.subscriptions.insert(&request.text, subscription);
-        // Its messages used the other queue until now.
+        // Until now its messages came through the other queue.
         if let Some(before) = before
             && Class::of(before.options.qos) != Class::of(options.qos)
         {
@@ -160,7 +161,7 @@ impl MqttClient {
         let hub = Arc::clone(&self.hub);
         let (source, destination) = (&*hub.config.exchange, &*name);
         let binding = Binding { source, destination, routing_key: &key, arguments: RawTable::default() };
-        // Checked first, so that no queue is created or consumed from that the user may not bind.
+        // Checked first: if the user may not bind the queue, it must not be declared or consumed from either.
         let checked = self.authorised.check_bind_queue(&binding);
         let checked = checked.and_then(|()| self.authorised.check_topic_of_binding(&binding));
         checked.inspect_err(|error| self.note_refused(error))?;
@@ -183,8 +184,9 @@ impl MqttClient {
         self.groups.iter().any(|group| **group == *name)
     }
 
-    /// Called when a request has failed: a client without the shared subscription gets none of its messages. `before` is the
-    /// source's kind before the request, if there was one, and `was_member` says whether the session shared the queue.
+    /// Called when a request has failed, so that a client without the shared subscription gets none of its messages.
+    /// `before` is the source's kind before the request, if there was one, and `was_member` whether the session shared
+    /// the queue then.
     fn undo_sharing(&mut self, name: &str, before: Option<SourceKind>, was_member: bool) {
         if !self.shares(name) {
             return;
@@ -198,7 +200,7 @@ impl MqttClient {
         }
         if !was_member {
             self.groups.retain(|group| **group != *name);
-            // Messages that were there before the request are not lost by it.
+            // The queue is deleted only if empty: earlier messages must not be lost.
             self.hub.leave_group(&self.owner, self.vhost(), name, true);
         }
     }
@@ -207,7 +209,7 @@ impl MqttClient {
         queue_name(&self.owner.client_id, class.queue())
     }
 
-    /// Declares a queue and consumes from it, unless that was done before. `filter` is that of a subscription, without
+    /// Declares a queue and consumes from it, unless the client does already. `filter` is the subscription's, without
     /// `$share/group/`.
     fn attach(
         &mut self,
@@ -219,7 +221,7 @@ impl MqttClient {
         work::charge(SCANNED_NAME, self.sources.len() + self.groups.len());
         let found = self.sources.iter_mut().find(|source| **source.queue.name() == *name);
         if let Some(source) = found {
-            // A shared subscription may get new options.
+            // The subscription may have new options.
             source.kind = kind;
             return Ok(Ticket::default());
         }
@@ -234,7 +236,7 @@ impl MqttClient {
         loop {
             let (queue, ticket) = self.find_or_declare(name, kind, engine)?;
             match self.consume(&queue, kind, filter, engine.window()) {
-                // The last member of the group has left since, and its queue went with it.
+                // The last other member of the group has left in between, which deleted the queue.
                 Err(BrokerError::NoQueue { .. }) if is_shared && attempts < MAX_ATTEMPTS => attempts += 1,
                 consumed => return consumed.map(|()| ticket),
             }
@@ -250,10 +252,10 @@ impl MqttClient {
     ) -> Result<(Arc<Queue>, Ticket), BrokerError> {
         let found = self.vhost().queue(self.session_id, name).ok();
         Ok(match found.filter(|queue| is_permanent(queue, kind.class())) {
-            // From an earlier connection, whose session may have had another expiry.
+            // It exists from an earlier connection, whose session may have had another expiry.
             Some(queue) if let SourceKind::Own(class) = kind => {
                 if !self.owns[class as usize] {
-                    // Somebody else has declared it, and the session would delete it at its end.
+                    // Somebody else declared the queue, and the session would delete it when it ends.
                     self.authorised.check_delete_queue(name)?;
                     self.owns[class as usize] = true;
                 }
@@ -282,21 +284,21 @@ impl MqttClient {
             SourceKind::Own(_) if is_native => (true, false),
             SourceKind::Own(Class::Qos0) => (false, true),
             SourceKind::Own(Class::Qos1) => (true, !self.is_persistent_session()),
-            // The first client declares it, and a persistent session may share it later.
+            // Durable even if the first client's session is not, since a persistent session may share the queue later.
             SourceKind::Shared(_) => (true, false),
         };
-        // The session's expiry is its queue's, as in RabbitMQ. Queues of groups are deleted with the last session.
+        // As in RabbitMQ, the queue has the session's expiry. A group's queue is deleted with its last session instead.
         let is_leased = is_own && durable && self.is_persistent_session();
         let expires = lease(self.expiry).filter(|_| is_leased).and_then(|lease| i64::try_from(lease).ok());
         let expires = expires.map(|expires| ("x-expires", FieldValue::I64(expires)));
         let arguments = expires.into_iter().collect::<FieldTable>().encode();
         let arguments = RawTable::check(&arguments).unwrap_or_default();
-        // Never the default of the virtual host: a quorum queue would drop a message that was sent to the session often.
+        // Never the virtual host's default type: a quorum queue would drop a message after its delivery limit.
         let type_name = match kind {
             SourceKind::Own(Class::Qos0) if is_native && !self.is_persistent_session() => QOS0_QUEUE,
             _ => QueueKind::Classic.name(),
         };
-        // Its messages are of QoS 0, and it goes with the connection.
+        // A QoS 0 queue that is deleted with its connection.
         let is_bounded = kind == SourceKind::Own(Class::Qos0) && !(durable && self.is_persistent_session());
         let declare = QueueDeclare {
             name,
@@ -315,7 +317,7 @@ impl MqttClient {
         Ok((declared.queue, declared.ticket))
     }
 
-    /// Makes a queue of the session last as long as the session. Returns the change to wait for.
+    /// Sets the queue's expiry to the session's. Returns the change to wait for.
     fn set_lease(&self, queue: &Arc<Queue>, expiry: u32) -> Ticket {
         if expiry == 0 || queue.properties().auto_delete {
             // It is deleted with the connection.
@@ -375,7 +377,7 @@ impl MqttClient {
         Ok(())
     }
 
-    /// Unsubscribes, and answers once that is on disk.
+    /// Unsubscribes, and answers once the changes are on disk.
     pub(super) fn unsubscribe_all(&mut self, engine: &mut Engine, packet_id: u16, filters: Vec<Box<str>>) {
         let reasons = Vec::with_capacity(filters.len());
         let unsubscribing = WaitingUnsubscribe { packet_id, filters: filters.into(), reasons, ticket: None };
@@ -427,7 +429,8 @@ impl MqttClient {
         self.vhost().unbind_queue(self.session_id, &binding).ok()
     }
 
-    /// The queue that an earlier version created for a shared subscription, if the session still shares it.
+    /// The queue that an earlier version created for a shared subscription, if the session still shares it for this
+    /// filter only.
     fn group_queue_before(&self, filter: TopicFilter<'_>, engine: &Engine) -> Option<String> {
         let name = merged_group_queue(filter)?;
         if !self.shares(&name) {
@@ -449,8 +452,8 @@ impl MqttClient {
         }
     }
 
-    /// Restores the subscriptions of a session, which `is_resumed` if there was one. Those that do not fit into the turn
-    /// follow, before anything else is done for the client.
+    /// Restores the subscriptions of a session, if it `is_resumed`. Those that do not fit into the turn follow in the
+    /// next one, before any other request of the client.
     ///
     /// # Errors
     /// Fails if the user has lost permission for one of them, or its queue is not available.
@@ -464,8 +467,8 @@ impl MqttClient {
 
     fn resume_all(&mut self, engine: &mut Engine, is_resumed: bool) -> Result<(), Refusal> {
         if is_resumed {
-            // First of all, so that they get the session's expiry. Messages from before all its subscriptions were changed to
-            // QoS 0 still belong to the client.
+            // Done first, so that the queues get the session's expiry. A queue without subscriptions may still have
+            // messages from before they were changed to QoS 0.
             for class in Class::ALL {
                 let name = self.queue_of(class);
                 let found = self.vhost().queue(self.session_id, &name);
@@ -481,10 +484,10 @@ impl MqttClient {
         Ok(())
     }
 
-    /// Continues restoring the subscriptions of a resumed session, until the turn is over.
+    /// Continues to restore the subscriptions of a resumed session, until the turn is over.
     ///
     /// # Errors
-    /// As of [`Self::resume`].
+    /// As for [`Self::resume`].
     pub(super) fn resume_rest(
         &mut self,
         engine: &mut Engine,
@@ -499,7 +502,7 @@ impl MqttClient {
                 && let Some(name) = self.group_queue_before(filter, engine)
                 && self.vhost().queue(self.session_id, &name).is_ok()
             {
-                // Consumes the messages that an earlier version has queued for the group.
+                // Consumes the messages that an earlier version queued for the group.
                 self.attach(&name, SourceKind::Shared(subscription), Some(filter.filter()), engine)?;
             }
             if work::is_turn_over() && !subscriptions.is_empty() {
@@ -516,7 +519,7 @@ impl MqttClient {
         Ok(())
     }
 
-    /// Makes retained messages of a new subscription pending, as far as `search` gets at a time. Returns the change to wait
+    /// Makes the next retained messages that `search` finds pending for a new subscription. Returns the change to wait
     /// for.
     fn add_pending_retained(&mut self, request: &Request, search: &mut RetainedSearch) -> Option<Ticket> {
         let Ok(filter) = TopicFilter::parse(&request.text, false) else {
@@ -532,7 +535,7 @@ impl MqttClient {
             let is_persistent =
                 self.is_persistent() && request.options.qos.min(message.qos) != QoS::AtMostOnce;
             let is_noted = is_persistent && (is_needed || self.pending_retained.may_note());
-            // Repeated subscriptions cause a single disk write.
+            // A topic that is pending already is not written again.
             if is_noted && !is_needed {
                 let key = pending_key(&self.owner, &message.topic);
                 let noted = self
@@ -546,7 +549,7 @@ impl MqttClient {
     }
 }
 
-/// Whether a queue that was found is to be used again: 3.10's queue of QoS 0 goes with its connection.
+/// Whether an existing queue may be used again. RabbitMQ 3.10's QoS 0 queue is auto-delete, and ends with its connection.
 pub(super) fn is_permanent(queue: &Queue, class: Class) -> bool {
     class != Class::Qos0 || !queue.properties().auto_delete
 }

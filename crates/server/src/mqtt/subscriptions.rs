@@ -1,4 +1,4 @@
-//! Finds the subscriptions of a client that a message belongs to.
+//! Finds a client's subscriptions that match a message.
 
 use hashbrown::HashMap;
 use mqtt::QoS;
@@ -13,8 +13,8 @@ use super::on_demand::OnDemand;
 /// Cost of a lookup among a client's subscriptions, in nanoseconds.
 const LOOKUP: u32 = 100;
 
-/// A client's subscriptions that are not shared, found by topic. Those without wildcards are found by one
-/// lookup, the others by one lookup per shape, of which clients have few however many filters they have.
+/// A client's subscriptions that are not shared, by topic. One lookup finds those without wildcards, and one per shape
+/// the others; clients have few shapes even if they have many filters.
 #[derive(Debug, Default)]
 pub(super) struct Subscriptions {
     /// By filter.
@@ -22,9 +22,9 @@ pub(super) struct Subscriptions {
     shapes: FilterShapes,
     /// Number of subscriptions with No Local.
     no_local: usize,
-    /// Number of filters with a level `*`, a plain character in MQTT and a wildcard in AMQP.
+    /// Number of filters with a level `*`: a plain character in MQTT, but a wildcard in AMQP.
     stars: usize,
-    /// Filters with a dot, which RabbitMQ takes for a slash.
+    /// Filters with a dot, which RabbitMQ treats as a slash.
     dotted: OnDemand<DottedFilters>,
 }
 
@@ -60,9 +60,9 @@ impl FilterMatch {
 /// The outcome of matching a message.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Match {
-    /// The message is sent.
+    /// The message is sent to the client.
     Send(FilterMatch),
-    /// It is dropped: the client's other queue has it, too, or it is the client's own and No Local is set.
+    /// The message is dropped: the client's other queue has it as well, or the client published it and No Local is set.
     Drop,
     /// No subscription matches.
     None,
@@ -126,14 +126,14 @@ impl Subscriptions {
     ) -> bool {
         let is_of = |subscription: &Subscription| is_of_class(subscription.options.qos);
         if !self.are_scanned_for(filter, mapping) {
-            // No other filter has the same key.
+            // No other filter has this binding key.
             return self.entries.get(filter).is_some_and(is_of);
         }
         let key = mapping.key(filter);
         self.entries.iter().any(|(other, one)| is_of(one) && mapping.key(other) == key)
     }
 
-    /// Whether another filter may have the same binding key as this one, so that [`Self::binds`] looks at all of them.
+    /// Whether other filters may have the same binding key, so that [`Self::binds`] compares all of them.
     pub(super) fn are_scanned_for(&self, filter: &str, mapping: MessageMapping) -> bool {
         let is_merged = mapping.merges_dots && (self.has_dotted() || filter.contains('.'));
         self.stars > 0 || has_star(filter) || is_merged
@@ -151,36 +151,37 @@ impl Subscriptions {
 
     /// Matches a message from the queue of `class`. `is_own` means that the client published it.
     pub(super) fn match_topic(&self, topic: &str, class: Class, is_own: bool) -> Match {
-        let mut judging = MatchState::new(class, is_own);
-        self.each_match(topic, |subscription| judging.add(subscription));
-        judging.finish()
+        let mut matching = MatchState::new(class, is_own);
+        self.each_match(topic, |subscription| matching.add(subscription));
+        matching.finish()
     }
 
-    /// Matches a message whose topic has slashes in place of dots: it comes from RabbitMQ, or was queued by an earlier version.
+    /// Matches a message whose topic has slashes in place of dots: it comes from RabbitMQ, or an earlier version queued
+    /// it.
     pub(super) fn match_merged(&self, topic: &str, class: Class, is_own: bool) -> Match {
-        let mut judging = MatchState::new(class, is_own);
-        self.each_match(topic, |subscription| judging.add(subscription));
+        let mut matching = MatchState::new(class, is_own);
+        self.each_match(topic, |subscription| matching.add(subscription));
         if let Some(dotted) = self.dotted.get() {
             dotted.each_match(topic, |filter| {
-                self.entries.get(filter).into_iter().for_each(|subscription| judging.add(subscription));
+                self.entries.get(filter).into_iter().for_each(|subscription| matching.add(subscription));
             });
         }
-        judging.finish()
+        matching.finish()
     }
 
-    /// Whether a queue gets a topic by a binding of the subscriptions only if one of them matches it: in AMQP the level `*` of
-    /// a filter is a wildcard, and wildcards in front match topics that begin with `$`.
+    /// Whether the subscriptions' bindings route a topic only if a subscription matches it. In AMQP, unlike in MQTT, a
+    /// level `*` is a wildcard, and leading wildcards match topics that begin with `$`.
     pub(super) fn are_exact_for(&self, topic: &str) -> bool {
         self.stars == 0 && !topic.starts_with('$')
     }
 
-    /// Number of lookups that a match takes at most.
+    /// The maximum of lookups for a match.
     fn lookups(&self) -> usize {
         2 + self.shapes.len() + self.dotted.get().map_or(0, DottedFilters::shapes)
     }
 
-    /// How the retained message of a topic is sent, for all matching subscriptions at once (section 3.3.4);
-    /// `None` if there is none left.
+    /// How a topic's retained message is sent, once for all matching subscriptions (section 3.3.4); `None` if none
+    /// matches any more.
     pub(super) fn match_retained(&self, topic: &str) -> Option<FilterMatch> {
         let mut verdict = None;
         self.each_match(topic, |subscription| {
@@ -232,8 +233,8 @@ impl MatchState {
         self.verdict.identifiers.sort_unstable();
         match self.class {
             _ if !self.is_matched => Match::None,
-            // The subscription that queued it was changed to QoS 0, or removed after the copy in the other queue
-            // had been dropped in favour of this one. The message must not be lost by that (MQTT-3.8.4-4).
+            // The subscription that queued it was changed to QoS 0. Or it was removed after the copy in the other queue
+            // had been dropped in favour of this one. Either way the message must not be lost (MQTT-3.8.4-4).
             Class::Qos1 if !self.is_wanted && self.in_other => Match::Send(self.verdict),
             _ if !self.is_wanted => Match::Drop,
             // Section 3.3.4: one copy, at the highest QoS.
@@ -243,9 +244,9 @@ impl MatchState {
     }
 }
 
-/// Whether a message that came by the binding of `filter` (without `$share/group/`) is to be sent for it: unless its topic
-/// begins with `$`, which wildcards in front match in AMQP alone. One that [came by a star](came_by_star) is sent: the queue
-/// may be that of a filter with `+` in its place, too, whose members would lose what is discarded.
+/// Whether a message that was routed by the binding of `filter` (without `$share/group/`) is sent for it. False if the
+/// topic begins with `$` and only AMQP's leading wildcards match it. A message that [`matches_only_by_star`] is sent, since
+/// the queue may also serve the filter with `+`, whose members would miss the message.
 pub(super) fn is_for(filter: &str, topic: &str) -> bool {
     !topic.starts_with('$')
         || filter_matches(filter, topic)
@@ -266,7 +267,7 @@ pub(super) fn filter_matches(filter: &str, topic: &str) -> bool {
     TopicFilter::parse(filter, false).is_ok_and(|filter| filter.matches(topic))
 }
 
-/// Whether a filter has a level `*`, a plain character in MQTT and a wildcard in AMQP.
+/// Whether a filter has a level `*`: a plain character in MQTT, but a wildcard in AMQP.
 pub(super) fn has_star(filter: &str) -> bool {
     filter.split('/').any(|level| level == "*")
 }
@@ -330,7 +331,7 @@ mod tests {
             ("*/y", "$x/y", false),
             ("a/*.b", "a/*/b", true),
             ("a/+", "a/b", true),
-            // By a binding of somebody else's.
+            // Routed by a binding that was created outside MQTT.
             ("a", "b", true),
         ] {
             assert_eq!(is_for(filter, topic), is_sent, "{filter} and {topic}");
@@ -338,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dot_is_a_letter_of_its_level() {
+    fn a_dot_is_a_plain_character() {
         for (filter, topic, is_found) in [
             ("+/x", "a.b/x", true),
             ("hosts/+/status", "hosts/web1.example/status", true),
@@ -359,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn to_a_message_of_an_earlier_version_dots_and_slashes_are_one() {
+    fn messages_of_an_earlier_version_match_dots_as_slashes() {
         let mut all = Subscriptions::default();
         subscribe(&mut all, "v1.2/+", QoS::AtLeastOnce, 1);
         subscribe(&mut all, "v1/2/x", QoS::AtMostOnce, 2);
@@ -422,11 +423,15 @@ mod tests {
         assert_eq!(all.match_topic("a/b", Class::Qos1, false), sent(QoS::AtMostOnce, &[1]));
         let options = SubscribeOptions { no_local: true, ..SubscribeOptions::of_qos(QoS::AtMostOnce) };
         all.insert("a/#", Subscription::of(options));
-        assert_eq!(all.match_topic("a/b", Class::Qos1, true), Match::Drop, "nobody wants it");
+        assert_eq!(
+            all.match_topic("a/b", Class::Qos1, true),
+            Match::Drop,
+            "no_local drops the client's own message"
+        );
     }
 
     #[test]
-    fn a_star_is_a_letter_to_mqtt_and_a_wildcard_to_amqp() {
+    fn a_star_is_plain_in_mqtt_and_a_wildcard_in_amqp() {
         let mut all = Subscriptions::default();
         subscribe(&mut all, "a/*", QoS::AtMostOnce, 1);
         assert_eq!(all.match_topic("a/*", Class::Qos0, false), sent(QoS::AtMostOnce, &[1]));
@@ -473,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn wildcards_in_front_match_no_topics_of_the_server() {
+    fn leading_wildcards_match_no_dollar_topics() {
         let mut all = Subscriptions::default();
         subscribe(&mut all, "#", QoS::AtMostOnce, 1);
         assert_eq!(all.match_topic("$SYS/x", Class::Qos0, false), Match::None);

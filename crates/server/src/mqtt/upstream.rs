@@ -1,26 +1,26 @@
-//! MQTT clients in front of an upstream: what RabbitMQ's plugin does there, as AMQP through the pool.
+//! MQTT clients in front of an upstream: the work of RabbitMQ's MQTT plugin, done in AMQP through the pool.
 //!
-//! - [`admission`]: CONNECT: the login upstream, the session's queue, and the claim to the session. [`hub`]: sessions.
-//! - [`session`]: an open connection's session. [`subscribing`]: its subscriptions, [`pending`] until they
-//!   are answered; [`delivering`]: messages for the client, and [`delivery_paths`]: how they come.
+//! - [`admission`]: CONNECT: the upstream login, the session's queues, and the claim to the session. [`hub`]: sessions.
+//! - [`session`]: an open connection's session. [`subscribing`]: its subscriptions, [`pending`] until they are answered;
+//!   [`delivering`]: messages for the client, and [`delivery_paths`]: their paths.
 //! - [`uplink`]: a client's AMQP channels upstream: [`publishing`], [`queue_requests`] and [`queue_consumer`].
-//! - [`live`]: subscriptions that go with the connection, on a queue that many clients share.
-//! - [`groups`]: shared subscriptions, whose members compete on a queue; [`group_consumers`]: their consumers;
-//!   [`group_table`]: all groups with members here.
-//! - [`state`]: what of a persistent session is stored upstream beside its messages.
-//! - [`session_takeover`]: a client's connections to other servers are closed when it connects here.
+//! - [`live`]: subscriptions that end with the connection, on a queue that many clients share.
+//! - [`groups`]: shared subscriptions, whose members compete for a queue's messages; [`group_consumers`]: their
+//!   consumers; [`group_table`]: all groups with members connected here.
+//! - [`state`]: the part of a persistent session that is stored upstream in addition to its message queue.
+//! - [`session_takeover`]: closes a client's connections to other servers when it connects here.
 //! - [`retained`]: retained messages, which all servers in front of the upstream share.
-//! - [`teardown`]: the rest of a session's work when its connection has ended, and the bounds of what remains:
-//!   [`delayed_wills`], [`detached_ages`].
-//! - [`shown`]: all of these, as operators see them.
+//! - [`teardown`]: the work after a connection has ended. [`delayed_wills`], [`detached_ages`]: the limits of what
+//!   remains.
+//! - [`shown`]: the operators' lists.
 //!
-//! A session that outlives its connection has a durable queue upstream for messages of QoS 1, with the name that RabbitMQ
-//! gives it. The queue is the session: it exists for as long as the queue does, and a client finds it on any Leveret, and on
-//! RabbitMQ's own listener. Its subscriptions are the queue's bindings. Its [state queue](state) has all that these cannot
-//! tell: options, subscriptions of QoS 0, and messages of QoS 2 that the client has not released.
+//! A session that outlives its connection has a durable queue upstream for QoS 1 messages, with the name that RabbitMQ's
+//! plugin uses. The session exists for as long as the queue does: a client finds it on any Leveret server, and on
+//! RabbitMQ's own listener. Its subscriptions are the queue's bindings. Its [state queue](state) has the rest:
+//! subscription options, QoS 0 subscriptions, and unreleased QoS 2 messages from the client.
 //!
-//! Invariants: whatever a client does is done upstream under its own user; a message is acknowledged to its publisher once
-//! the upstream has confirmed it, and to the upstream once its receiver has acknowledged it.
+//! Invariants: everything that a client does is done upstream as its own user. A message is acknowledged to its publisher
+//! once the upstream has confirmed it, and to the upstream once its receiver has acknowledged it.
 
 mod admission;
 mod delayed_wills;

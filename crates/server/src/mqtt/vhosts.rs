@@ -1,23 +1,23 @@
-//! The virtual hosts of clients.
+//! The choice of a client's virtual host.
 
 use std::collections::HashMap;
 
-/// Which virtual host a client is in, as in RabbitMQ (`rabbit_mqtt_processor`). With a certificate that names a user: that of
-/// the certificate, else that of the port it has connected to, else that in front of its user name. Without one: that in front
-/// of its user name, else that of the port. Otherwise the default.
+/// The rules for a client's virtual host, as in RabbitMQ (`rabbit_mqtt_processor`). If a certificate names the user: the
+/// virtual host of the certificate, else of the port, else the prefix of the user name. Otherwise: the prefix of the user
+/// name, else the virtual host of the port. If none applies: the default.
 #[derive(Debug, Clone, Default)]
 pub struct MqttVhosts {
-    /// By the user names of verified client certificates.
+    /// By the user name of a verified client certificate.
     pub by_certificate: HashMap<String, String>,
-    /// By the server's ports.
+    /// By the server's port.
     pub by_port: HashMap<u16, String>,
-    /// That of all others.
+    /// For all other clients.
     pub default: String,
 }
 
 impl MqttVhosts {
-    /// The virtual host of a client with this user name in its certificate, at this port of the server, and with this virtual
-    /// host in front of its user name.
+    /// The virtual host of a client with this user name in its certificate, at this port of the server, and with this
+    /// prefix of its user name.
     pub(super) fn of<'a>(
         &'a self,
         external: Option<&str>,
@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_certificate_goes_before_the_port_and_that_before_the_user_name_and_without_one_the_user_name_does() {
+    fn certificates_precede_ports_and_ports_precede_user_names() {
         let vhosts = MqttVhosts {
             by_certificate: HashMap::from([("CN=worker".to_owned(), "certificate".to_owned())]),
             by_port: HashMap::from([(1884, "port".to_owned())]),

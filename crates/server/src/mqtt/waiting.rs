@@ -6,7 +6,7 @@ use broker::{AnswerQueue, DiskPoint, Store, Waiter};
 
 use super::session::PendingReply;
 
-/// The waiting actions of one client.
+/// The answers of one client that wait for the disk, in order.
 #[derive(Default)]
 pub(super) struct PendingAnswers {
     /// `None` for a write that is not answered.
@@ -20,7 +20,7 @@ pub(super) struct PendingAnswers {
 }
 
 impl PendingAnswers {
-    /// Adds an action behind all that wait. `nudge` is woken when it is worth calling [`next`](PendingAnswers::next).
+    /// Adds an answer after all that wait. `nudge` is woken when [`next`](PendingAnswers::next) may have one.
     pub(super) fn push(
         &mut self,
         then: PendingReply,
@@ -45,7 +45,7 @@ impl PendingAnswers {
         self.queue.push(None, point, store, nudge);
     }
 
-    /// The next action that is ready.
+    /// The next answer whose writes are on disk.
     pub(super) fn next(&mut self, store: Option<&Arc<Store>>) -> Option<PendingReply> {
         let then = loop {
             if let Some(then) = self.queue.next(store)? {
@@ -57,7 +57,7 @@ impl PendingAnswers {
         Some(then)
     }
 
-    /// Whether messages for the client wait, which others must not overtake.
+    /// Whether messages for the client wait, which later ones must not overtake.
     pub(super) fn holds_messages(&self) -> bool {
         self.sends > 0
     }
@@ -75,12 +75,12 @@ impl PendingAnswers {
         self.queue.len()
     }
 
-    /// The writes after which nothing waits any more.
+    /// The writes after which no answer waits any more.
     pub(super) fn until(&self) -> DiskPoint {
         self.until
     }
 
-    /// Removes all actions when there is no client left to answer.
+    /// Removes all answers. Called when there is no client left to answer.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = PendingReply> {
         (self.sends, self.subscribes) = (0, 0);
         self.queue.drain().flatten()

@@ -1,9 +1,9 @@
-//! Bytes per second of a connection. Rates are computed only for connections that are looked at, and only then.
+//! Bytes per second of a connection, computed only when an operator requests them.
 
 use broker::Timestamp;
 use parking_lot::Mutex;
 
-/// The state at the last look, if there was one.
+/// The counts at the last call, if there was one.
 #[derive(Default)]
 pub(super) struct ByteRates(Mutex<Option<Box<ByteSample>>>);
 
@@ -15,7 +15,7 @@ struct ByteSample {
 }
 
 impl ByteRates {
-    /// Bytes received and sent per second between two looks that are at least [`STEP`] apart; zero at the first one.
+    /// Bytes received and sent per second between two calls that are at least [`STEP`] apart; zero at the first call.
     pub(super) fn look(&self, received: u64, sent: u64, now: Timestamp) -> (f64, f64) {
         let mut last = self.0.lock();
         let Some(look) = &mut *last else {
@@ -32,7 +32,7 @@ impl ByteRates {
     }
 }
 
-/// The shortest period, in milliseconds, over which a rate is computed.
+/// The shortest period, in milliseconds, for which a rate is computed.
 const STEP: u64 = 5_000;
 
 #[cfg(test)]
@@ -40,9 +40,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rate_is_between_two_looks() {
+    fn a_rate_is_measured_between_two_readings() {
         let rates = ByteRates::default();
-        assert_eq!(rates.look(1_000, 10, Timestamp(0)), (0.0, 0.0), "there is nothing to compare with");
+        assert_eq!(rates.look(1_000, 10, Timestamp(0)), (0.0, 0.0), "a rate needs two readings");
         assert_eq!(rates.look(9_000, 90, Timestamp(STEP - 1)), (0.0, 0.0), "too soon");
         assert_eq!(rates.look(11_000, 10, Timestamp(STEP)), (2_000.0, 0.0));
         assert_eq!(rates.look(12_000, 20, Timestamp(STEP + 1)), (2_000.0, 0.0), "as it was");

@@ -1,4 +1,4 @@
-//! When a publisher was last held, for operators to see as the state `flow`.
+//! When a publisher was last held by a queue, which operators see as the state `flow`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,12 +13,12 @@ impl FlowMark {
         self.0.store(now.0, Ordering::Relaxed);
     }
 
-    /// Whether that was in the last second, as in RabbitMQ (`credit_flow:state/0`): holds are far shorter.
+    /// Whether that was within the last second, as in RabbitMQ (`credit_flow:state/0`); holds themselves are far shorter.
     pub(super) fn is_recent(&self, now: Timestamp) -> bool {
         let last = self.0.load(Ordering::Relaxed);
         last > 0 && now < Timestamp(last).after(SHOWN)
     }
 }
 
-/// Milliseconds for which a hold is shown.
+/// Milliseconds for which the state `flow` is shown.
 const SHOWN: u64 = 1000;

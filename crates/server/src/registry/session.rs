@@ -2,10 +2,10 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// A session of MQTT or STOMP. The connection's own task counts, and readers hold no lock.
+/// An MQTT or STOMP session. The connection's own task counts, and readers take no lock.
 #[derive(Debug, Default)]
 pub struct ClientSession {
-    /// Seconds that it outlives its connection: 0 if it ends with it, `u32::MAX` forever.
+    /// Seconds that the session outlives its connection: 0 if it ends with the connection, `u32::MAX` forever.
     expiry: u32,
     /// Set after each batch of the client's requests.
     subscriptions: AtomicU32,
@@ -14,17 +14,17 @@ pub struct ClientSession {
 }
 
 impl ClientSession {
-    /// A new connection's session, which outlives it for this many seconds.
+    /// A new connection's session, which outlives the connection for this many seconds.
     pub(crate) fn new(expiry: u32) -> Self {
         Self { expiry, ..Self::default() }
     }
 
-    /// Seconds that it outlives its connection: 0 if it ends with it, `u32::MAX` forever.
+    /// Seconds that the session outlives its connection: 0 if it ends with the connection, `u32::MAX` forever.
     pub fn expiry(&self) -> u32 {
         self.expiry
     }
 
-    /// Number of the client's subscriptions, those that the backend has not answered yet included.
+    /// Number of the client's subscriptions, including those that the backend has not answered yet.
     pub fn subscriptions(&self) -> u32 {
         self.subscriptions.load(Ordering::Relaxed)
     }
@@ -51,7 +51,7 @@ impl ClientSession {
         self.delivered.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// For a protocol that counts by itself.
+    /// For a protocol that counts deliveries itself.
     pub(crate) fn set_delivered(&self, count: u64) {
         self.delivered.store(count, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! How a pair ends.
+//! The end of a pair.
 
 use std::fmt;
 use std::io;
@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use websocket::{CloseCode, WebSocketFault, encode};
 
-/// Time limit, after the client has closed, for the upstream to accept bytes that are left for it, or else to send
-/// something or end. Clients wait some ten seconds for the answer to their close frame; browsers no longer listen.
-/// Without WebSocket: for the next byte of the direction that is left, once one side has closed or failed.
+/// Time limit, after the client has closed, for the upstream to accept the remaining bytes, or else to send something or
+/// end. Clients wait some ten seconds for the answer to their close frame; browsers no longer listen. Without WebSocket:
+/// for the next byte in the remaining direction, once one side has closed or failed.
 pub(super) const HALF_CLOSED: Duration = Duration::from_secs(30);
 
-/// Time limit for the client to answer our close frame. Bytes that it sends meanwhile still reach the upstream.
+/// Time limit for the client to answer the close frame. Bytes that it sends meanwhile still reach the upstream.
 pub(super) const CLOSE_ANSWER: Duration = Duration::from_secs(5);
 
-/// Why a pair ended, for the log.
+/// The reason why a pair ended, for the log.
 #[derive(Debug)]
 pub(super) enum RelayEnd {
     /// The client closed.
@@ -22,7 +22,7 @@ pub(super) enum RelayEnd {
     /// The client closed the connection without a close frame.
     ClientGone,
     ClientFailed(io::Error),
-    /// The client accepts no more of what is written to it.
+    /// The client has not accepted output for too long.
     ClientStuck,
     /// The client did not answer a ping.
     ClientSilent,
@@ -30,7 +30,7 @@ pub(super) enum RelayEnd {
     Fault(WebSocketFault),
     /// The upstream closed.
     Upstream,
-    /// The client closed, and the upstream did not follow.
+    /// The client closed, and the upstream did not close in time.
     UpstreamLingered,
     UpstreamFailed(io::Error),
     /// The server shuts down.

@@ -1,9 +1,8 @@
 //! Splits bytes of the upstream into WebSocket messages.
 //!
-//! A message holds the bytes of one read, as a byte stream has no better boundaries. Where AMQP 0-9-1 is
-//! relayed, however, a message ends at the end of an AMQP frame: browser clients rely on that, and
-//! websocket-tcp-relay does it. Frames are not buffered for this: an incomplete one is sent as a fragment, and
-//! the browser joins the fragments.
+//! A message has the bytes of one read, since a byte stream has no better boundaries. But if AMQP 0-9-1 is relayed, a
+//! message ends at the end of an AMQP frame: browser clients rely on that, and websocket-tcp-relay does it. Frames are
+//! not buffered for this: an incomplete frame is sent as a fragment, and the browser joins the fragments.
 
 use amqp::frame::{HEADER_LEN, OVERHEAD};
 use websocket::{Deflate, FrameHeader, MessageKind, Opcode, encode};
@@ -18,7 +17,7 @@ const AMQP_FRAME_TYPES: [u8; 4] = [1, 2, 3, 8];
 #[derive(Debug, Default)]
 pub(super) struct Framer {
     kind: FramerKind,
-    /// A message has begun and not ended.
+    /// Whether a message has been started and not ended.
     within: bool,
     /// Compresses messages that are whole in one frame; the first frame says whether a message is compressed.
     pub(super) deflate: Option<Deflate>,
@@ -40,7 +39,7 @@ impl Default for FramerKind {
 
 impl Framer {
     /// Detects the client's protocol from its first bytes.
-    pub(super) fn client_said(&mut self, bytes: &[u8]) {
+    pub(super) fn detect_protocol(&mut self, bytes: &[u8]) {
         let FramerKind::Unknown(known) = self.kind else { return };
         let expected = &AMQP_PROTOCOL_HEADER[known..];
         let looked_at = bytes.len().min(expected.len());
@@ -162,15 +161,15 @@ mod tests {
 
     fn amqp_framer() -> Framer {
         let mut framer = Framer::default();
-        framer.client_said(b"AM");
-        framer.client_said(b"QP\0\0\x09\x01\x01");
+        framer.detect_protocol(b"AM");
+        framer.detect_protocol(b"QP\0\0\x09\x01\x01");
         framer
     }
 
     #[test]
     fn a_read_is_a_message() {
         let mut framer = Framer::default();
-        framer.client_said(b"CONNECT\n");
+        framer.detect_protocol(b"CONNECT\n");
         let mut out = Vec::new();
         framer.frame(b"one", &mut out);
         framer.frame(b"two", &mut out);
@@ -206,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_under_way_is_ended_at_the_end() {
+    fn an_unfinished_message_is_ended_at_eof() {
         let (mut framer, mut out) = (amqp_framer(), Vec::new());
         framer.frame(&[1, 0, 0], &mut out);
         framer.finish(&mut out);

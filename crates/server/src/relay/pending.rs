@@ -7,13 +7,13 @@ use std::time::Instant;
 
 use tokio::io::AsyncWrite;
 
-/// Bytes on their way into a stream. Holds no memory while empty.
+/// Bytes to be written to a stream. Takes no memory while empty.
 #[derive(Debug, Default)]
 pub(super) struct Pending {
     bytes: Vec<u8>,
-    /// The number of them that have been written.
+    /// Number of these bytes that have been written.
     taken: usize,
-    /// The stream may hold bytes that it has not passed to its socket, as TLS does.
+    /// Whether the stream may hold bytes that it has not passed to its socket, as TLS does.
     unflushed: bool,
     /// When the stream last stopped accepting bytes, if bytes are left.
     stuck_since: Option<Instant>,

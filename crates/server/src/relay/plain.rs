@@ -21,11 +21,11 @@ use crate::server::{AcceptedConnection, ConnectionListEntry, Shared};
 /// Bytes per read, on the stack. Bytes that the other side does not accept are kept, and reading stops.
 const READ: usize = 16 * 1024;
 
-/// Reads for one pair before others get their turn.
+/// Reads for one pair before other tasks get their turn.
 const READS: usize = 32;
 
-/// Joins a client to the upstream server of `relay`. A client that cannot be served is closed without an error,
-/// as its protocol is not known here.
+/// Joins a client to the upstream server of `relay`. A client that cannot be served is closed without an error, since its
+/// protocol is not known here.
 pub(crate) async fn run_plain(
     shared: Arc<Shared>,
     relay: Arc<Relay>,
@@ -70,45 +70,45 @@ pub(super) struct Pair {
     upstream: Stream,
     inward: Direction,
     outward: Direction,
-    /// How long the client may accept none of what is written to it. The upstream server may have its reasons to read nothing,
-    /// such as an alarm of RabbitMQ's: then the client is not read, either, and waits for as long as it stays.
+    /// The longest time for which the client may accept no output. The upstream server may have a reason not to read,
+    /// such as an alarm of RabbitMQ's. Then the client is not read either, for as long as that lasts.
     write_timeout: Duration,
-    /// Why the pair ends, once one side has ended or the upstream has failed.
+    /// The reason why the pair ends, once one side has ended or the upstream has failed.
     reason: Option<RelayEnd>,
-    /// How far the direction had come that is left, and since when.
+    /// The progress of the remaining direction, and since when there has been none.
     rest: Option<(Rest, Instant)>,
     /// Created when there is a deadline for the first time.
     timer: Option<Pin<Box<Sleep>>>,
 }
 
-/// The direction that is left of a pair, with the bytes that it has moved.
+/// The remaining direction of a pair, with the bytes that it has moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Rest {
-    /// The client has the upstream's end, and may still send something.
+    /// The upstream has ended, and the client may still send something.
     ToUpstream(u64),
-    /// The upstream has failed, and there may be bytes that it sent before.
+    /// The upstream has failed, but bytes that it sent before may be left.
     ToClient(u64),
-    /// The client has ended, and the upstream may still answer; or it has not accepted all that the client sent. The bytes
+    /// The client has ended. The upstream may still answer, or has yet to accept all that the client sent. Has the bytes
     /// of both directions.
     AfterClient(u64, u64),
 }
 
-/// Bytes on their way from one side to the other.
+/// One direction of a pair.
 #[derive(Default)]
 struct Direction {
     pending: Pending,
-    /// The reading side has ended, or failed.
+    /// Whether the reading side has ended or failed.
     has_ended: bool,
     /// Since when the writing side has not accepted the end.
     ending_since: Option<Instant>,
-    /// The writing side accepts no more bytes: those that are read are discarded.
+    /// Whether the writing side accepts no more bytes, so that further ones are discarded.
     is_deaf: bool,
-    /// The writing side has been shut down, or is deaf, after the last byte.
+    /// Whether the writing side has been shut down after the last byte, or accepts no more.
     is_over: bool,
     moved: u64,
 }
 
-/// The side of a direction that has failed.
+/// The failed side of a direction.
 enum DirectionFault {
     Reading(io::Error),
     Writing(io::Error),
@@ -124,7 +124,7 @@ impl Pair {
         // Each side of a direction fails once.
         while let Err(fault) = self.poll_directions(cx) {
             match fault {
-                // Bytes that the upstream sent before may still be readable, and often tell why.
+                // Bytes that the upstream sent before may still be readable, and often contain the reason.
                 RelayEnd::UpstreamFailed(_) if self.has_upstream_failed() => {}
                 RelayEnd::UpstreamFailed(_) => self.reason = Some(fault),
                 of_client => return Poll::Ready(of_client),
@@ -142,7 +142,7 @@ impl Pair {
         self.poll_deadline(cx)
     }
 
-    /// Moves bytes, until a side fails.
+    /// Moves bytes until a side fails.
     fn poll_directions(&mut self, cx: &mut Context<'_>) -> Result<(), RelayEnd> {
         match self.inward.poll(&mut self.client, &mut self.upstream, cx) {
             Poll::Ready(Err(DirectionFault::Reading(error))) => return Err(RelayEnd::ClientFailed(error)),
@@ -165,10 +165,10 @@ impl Pair {
         matches!(self.reason, Some(RelayEnd::UpstreamFailed(_)))
     }
 
-    /// Gives up if the client accepts nothing for too long, or if nothing more comes from the side that is left.
+    /// Ends the pair if the client accepts nothing for too long, or if the remaining side sends nothing more.
     fn poll_deadline(&mut self, cx: &mut Context<'_>) -> Poll<RelayEnd> {
         let unaccepted = self.inward.stuck_since();
-        // Its end may be behind bytes that are not read.
+        // Its end may follow bytes that are not read.
         let has_client_ended =
             self.inward.has_ended || (unaccepted.is_some() && self.client.peer_state() != PeerState::Open);
         let rest = match self.outward.is_over {
@@ -206,7 +206,7 @@ impl Pair {
 }
 
 impl Direction {
-    /// Ready when everything has been passed on, including the end. To be polled again after a fault.
+    /// Ready when everything has been forwarded, including the end. To be polled again after a fault.
     fn poll<S>(&mut self, from: &mut S, to: &mut S, cx: &mut Context<'_>) -> Poll<Result<(), DirectionFault>>
     where
         S: AsyncRead + AsyncWrite + Unpin,
@@ -254,7 +254,7 @@ impl Direction {
         })
     }
 
-    /// Since when the writing side has accepted none of the bytes that wait for it, or not the end.
+    /// Since when the writing side has accepted no bytes, or not the end.
     fn stuck_since(&self) -> Option<Instant> {
         let end = self.ending_since.filter(|_| !self.is_over);
         self.pending.stuck_since().map(Instant::from_std).or(end)
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_byte_arrives_and_the_end_of_each_direction_by_itself() {
+    async fn every_byte_arrives_and_each_direction_ends_separately() {
         let (mut client, mut upstream, mut pair) = pair(Duration::from_secs(60));
         let relaying = tokio::spawn(async move { poll_fn(|cx| pair.poll(cx)).await.to_string() });
         let sent: Vec<u8> = (0..1_000_000u32).map(|i| (i % 251) as u8).collect();
@@ -308,11 +308,11 @@ mod tests {
 
     #[tokio::test]
     async fn an_upstream_that_reads_nothing_for_now_keeps_its_client_waiting() {
-        // Nobody is stuck for less than that.
+        // No pause is shorter than that.
         let (mut client, mut upstream, mut pair) = pair(Duration::ZERO);
         let sent = vec![7; 4 << 20];
         let mut written = 0;
-        // Polled by hand until the sockets take no more: then the timer would have ended it.
+        // Polled by hand until the sockets accept no more, when the timer would end the pair.
         loop {
             let writing = poll_fn(|cx| Poll::Ready(Pin::new(&mut client).poll_write(cx, &sent[written..])));
             let taken = match writing.await {
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_last_words_of_an_upstream_that_no_longer_reads_arrive() {
+    async fn the_last_bytes_of_an_upstream_that_no_longer_reads_arrive() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let own_upstream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let mut upstream = listener.accept().await.unwrap().0;

@@ -21,10 +21,10 @@ use super::framer::Framer;
 use super::pending::Pending;
 use crate::websocket::{ClientFrames, DecodeStop, PeerEnd, PingAction, Pings, close_answer};
 
-/// Bytes per read. Bounds what a pair holds for each side that does not accept it.
+/// Bytes per read. Bounds the memory of a pair for each side that does not accept output.
 const READ: usize = 64 * 1024;
 
-/// Bytes moved for one pair before others get their turn.
+/// Bytes moved for one pair before other tasks get their turn.
 const BUDGET: usize = 8 * READ;
 
 /// Most bytes of input that the decoder may leave: less than a control frame.
@@ -52,10 +52,10 @@ pub(super) struct Pump {
     inward: ToUpstream,
     outward: ToClient,
     frames: ClientFrames,
-    /// Input that the decoder has left: the beginning of a header or a control frame, or the bytes after those
-    /// that it is still inflating.
+    /// Input that the decoder has not taken: the beginning of a header or a control frame, or bytes after those that it
+    /// is still inflating.
     left: Vec<u8>,
-    /// The decoder has more output from input that it has taken.
+    /// Whether the decoder has more output from input that it has taken.
     more: bool,
     framer: Framer,
     to_upstream: Pending,
@@ -63,17 +63,17 @@ pub(super) struct Pump {
     text: TextRule,
     pings: Pings,
     write_timeout: Duration,
-    /// The upstream accepts no more bytes; it may still send some.
+    /// Whether the upstream accepts no more bytes; it may still send some.
     upstream_deaf: bool,
     /// The answer to the client's close frame, once that was received.
     answer: Option<Vec<u8>>,
-    /// When the client was last found to be there, while it was not read.
+    /// When the client was last found to be present, while it was not read.
     checked: Instant,
-    /// When the client was found to have gone, while it was not read.
+    /// When the client was found to have disconnected, while it was not read.
     gone_since: Option<Instant>,
-    /// Time of the client's close, of the upstream's last bytes after it, or of our close.
+    /// The time of the client's close, of the upstream's last bytes after it, or of the server's close.
     since: Instant,
-    /// Why the pair ends, once it does.
+    /// The reason why the pair ends, once it does.
     reason: Option<RelayEnd>,
     timer: Option<Pin<Box<Sleep>>>,
     /// Bytes read from both sides since this pair's turn began.
@@ -191,14 +191,14 @@ impl Pump {
     /// Sends a close frame to the client and reads no more from either side. Bytes already taken still reach
     /// the upstream.
     fn close(&mut self, reason: RelayEnd) {
-        self.say_goodbye(reason);
+        self.queue_close_frame(reason);
         if self.inward == ToUpstream::Open {
             self.inward = ToUpstream::Ending;
         }
     }
 
-    /// Queues the close frame after the bytes that wait for the client.
-    fn say_goodbye(&mut self, reason: RelayEnd) {
+    /// Queues the close frame behind the output for the client.
+    fn queue_close_frame(&mut self, reason: RelayEnd) {
         if self.outward != ToClient::Open {
             return;
         }
@@ -271,11 +271,11 @@ impl Pump {
         true
     }
 
-    /// Sends the payload in `input` to the upstream. Only called when nothing waits to be sent there.
+    /// Sends the payload in `input` to the upstream. Called only when nothing waits to be sent there.
     fn pass_on(&mut self, cx: &mut Context<'_>, input: &[u8], payload: &mut Vec<u8>) {
         payload.clear();
         let end = self.decode(input, payload);
-        self.framer.client_said(payload);
+        self.framer.detect_protocol(payload);
         self.moved.0 += payload.len() as u64;
         if !self.upstream_deaf
             && let Err(error) = self.to_upstream.send(&mut self.upstream, cx, payload)
@@ -307,7 +307,8 @@ impl Pump {
         }
     }
 
-    /// The upstream accepts no more bytes. Bytes that it sent before may still be readable, and often tell why.
+    /// Called when the upstream accepts no more bytes. Bytes that it sent before may still be readable, and often contain
+    /// the reason.
     fn upstream_failed(&mut self, error: std::io::Error) {
         self.to_upstream.clear();
         if !std::mem::replace(&mut self.upstream_deaf, true) {
@@ -321,7 +322,7 @@ impl Pump {
         match self.to_client.poll(&mut self.client, cx) {
             Poll::Pending => return false,
             Poll::Ready(Err(error)) => {
-                // Replaces any earlier reason: the client can no longer be given one.
+                // Replaces any earlier reason, which the client can no longer be sent.
                 self.reason = Some(RelayEnd::ClientFailed(error));
                 return true;
             }
@@ -376,13 +377,13 @@ impl Pump {
 
     fn upstream_ended(&mut self, error: Option<std::io::Error>) {
         let reason = match (self.reason.take(), error) {
-            // The upstream stopped reading before, so bytes are lost, however it ended.
+            // The upstream stopped reading earlier, so bytes are lost, however it ended.
             (Some(reason), _) => reason,
             (None, Some(error)) => RelayEnd::UpstreamFailed(error),
             (None, None) if self.answer.is_some() => RelayEnd::Client,
             (None, None) => RelayEnd::Upstream,
         };
-        self.say_goodbye(reason);
+        self.queue_close_frame(reason);
     }
 
     fn send_to_client(&mut self, cx: &mut Context<'_>, frames: &[u8]) {
@@ -445,7 +446,7 @@ impl Pump {
                 true
             }
             (ToClient::Open, _) | (_, ToUpstream::Ending) if self.since + HALF_CLOSED <= now => {
-                self.say_goodbye(RelayEnd::UpstreamLingered);
+                self.queue_close_frame(RelayEnd::UpstreamLingered);
                 self.inward = ToUpstream::Shut;
                 true
             }
@@ -453,8 +454,8 @@ impl Pump {
         }
     }
 
-    /// While the client is not read because the upstream accepts nothing: when to see whether it has gone, or to give up if it
-    /// has.
+    /// While the client is not read because the upstream accepts nothing: when to check whether the client has
+    /// disconnected or, if it has, when to end the pair.
     fn unread_deadline(&self) -> Option<Instant> {
         let stuck = self.to_upstream.stuck_since()?;
         Some(match self.gone_since {
@@ -463,18 +464,18 @@ impl Pump {
         })
     }
 
-    /// Returns whether the client is given up.
+    /// Returns whether the pair ends.
     fn check_unread(&mut self, now: Instant) -> bool {
         if self.unread_deadline().is_none_or(|deadline| now < deadline) {
             return false;
         }
         if self.gone_since.is_some() {
-            self.say_goodbye(RelayEnd::UpstreamLingered);
+            self.queue_close_frame(RelayEnd::UpstreamLingered);
             self.inward = ToUpstream::Shut;
             return true;
         }
         self.checked = now;
-        // Its end may be behind bytes that are not read.
+        // Its end may follow bytes that are not read.
         self.gone_since = (self.client.peer_state() != PeerState::Open).then_some(now);
         false
     }
@@ -491,9 +492,9 @@ impl Pump {
         true
     }
 
-    /// Pings a client that is not read. Its silence means nothing; but if it has closed its socket before all that it sent was
-    /// taken, its system answers with a reset. The bytes that have not been taken by then are lost, so it is not pinged before
-    /// the time of a client that has closed is over.
+    /// Pings a client that is not read, although its silence means nothing. If the client has closed its socket before
+    /// all of its bytes were taken, its system answers the ping with a reset, and the remaining bytes are lost. So it is
+    /// not pinged until the time limit for a closed client has passed.
     fn ping_unread(&mut self, stuck: Instant, now: Instant) -> bool {
         if self.pings.next_deadline().is_none_or(|deadline| now < deadline) {
             return false;

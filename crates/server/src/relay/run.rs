@@ -19,8 +19,8 @@ use super::{Relay, RelayConfig};
 use crate::server::{AcceptedConnection, ConnectionListEntry, Shared};
 use crate::websocket::answer_refusal;
 
-/// Joins a client, whose request was granted with `answer`, to the upstream server of `relay`. Connects there
-/// first, so that the client gets an HTTP error if that fails and is not upgraded in vain.
+/// Joins a client, whose request was granted with `answer`, to the upstream server of `relay`. Connects there first, so
+/// that the client gets an HTTP error instead of a useless upgrade if that fails.
 pub(crate) async fn run(
     shared: Arc<Shared>,
     relay: Arc<Relay>,
@@ -73,8 +73,8 @@ pub(crate) async fn run(
     close_both(client, upstream).await;
 }
 
-/// Closes the sockets of a pair that has ended. Closing a socket with unread input resets it, and the last bytes written might
-/// not arrive.
+/// Closes the sockets of a pair that has ended, after reading what is left: closing a socket with unread input resets it,
+/// and the last bytes written might not arrive.
 pub(super) async fn close_both(mut client: Stream, mut upstream: Stream) {
     Box::pin(turn_to_end()).await;
     tokio::join!(Box::pin(linger(&mut client)), Box::pin(linger(&mut upstream)));
@@ -99,8 +99,8 @@ async fn send(stream: &mut Stream, bytes: &[u8]) -> io::Result<()> {
     stream.flush().await
 }
 
-/// The error for the log and the refusal for the client if the upstream cannot be reached. The client is a
-/// stranger and does not learn the upstream's address.
+/// The error for the log, and the refusal for the client, if the upstream is unreachable. The client is not
+/// authenticated, and does not learn the upstream's address.
 fn refusal(config: &RelayConfig, error: &io::Error) -> (Cow<'static, str>, UpgradeRefusal) {
     let (status, text) = match error.kind() {
         io::ErrorKind::TimedOut => (Status::GatewayTimeout, "upstream timed out"),

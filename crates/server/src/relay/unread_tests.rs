@@ -1,4 +1,4 @@
-//! Clients that end while the upstream accepts nothing, so that they are not read.
+//! Clients that disconnect while the upstream accepts nothing, so that they are not read.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -30,7 +30,7 @@ fn unix() -> (UnixStream, Stream) {
     (peer, Stream::Unix(stream))
 }
 
-/// A relay without WebSocket or with it.
+/// A relay, with or without WebSocket.
 enum Relayed {
     Plain(Box<Pair>),
     WebSocket(Box<Pump>),
@@ -71,8 +71,8 @@ impl Relayed {
         message
     }
 
-    /// Sends messages until the upstream accepts no more; with `fills` until the client's socket does not, either. Returns the
-    /// number of bytes.
+    /// Sends messages until the upstream accepts no more; with `fills`, until the client's socket accepts no more either.
+    /// Returns the number of bytes.
     async fn stall(&mut self, client: &mut (impl AsyncWrite + Unpin), fills: bool) -> usize {
         let message = self.message();
         let (mut written, mut refused) = (0, 0);

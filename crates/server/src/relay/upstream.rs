@@ -11,7 +11,7 @@ use transport::{ConnectOptions, DescriptorShare, Peer, Stream};
 
 use super::{RelayConfig, RelayUpstream};
 
-/// Silence after which the kernel probes the upstream, to notice one that vanished without closing.
+/// Idle time after which the kernel probes the upstream, to detect one that vanished without closing.
 const KEEPALIVE: Duration = Duration::from_secs(60);
 
 /// Connects, and sends the client's address to the upstream if configured. `listener` is the address that the

@@ -1,5 +1,5 @@
-//! When each client is asked to leave while the server drains: all at once, or spread over time, so that a fleet of clients
-//! does not connect elsewhere in one moment.
+//! When each client is asked to leave during a drain: all at once, or spread over time, so that a fleet of clients does
+//! not reconnect elsewhere in one moment.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,15 +9,15 @@ use super::{Server, Shared};
 use crate::mqtt::MqttBackend;
 
 impl Server {
-    /// Stops accepting, closes every client with 320 CONNECTION_FORCED at a time of its own within `spread`, and then waits at
-    /// most `timeout` until they have gone. Returns the number of connections left.
+    /// Stops accepting, closes each client with 320 CONNECTION_FORCED at its own time within `spread`, and then waits for
+    /// at most `timeout` until all have left. Returns the number of connections left.
     pub async fn drain(&self, spread: Duration, timeout: Duration) -> usize {
         let departures = self.shared.start_draining(spread, timeout);
-        // Accepting ends, and so do connections that have not logged in.
+        // Ends accepting, and connections that have not logged in.
         self.shared.emptied.notify_waiters();
         self.shared.nudge_all();
         self.shared.ask_clients_to_leave(departures).await;
-        // Once the last client is on its way: those before share subscriptions and sessions as ever.
+        // Only once the last client has been asked to leave: earlier ones share subscriptions and sessions as usual.
         self.shared.subscriptions.drain();
         if let Some(MqttBackend::Upstream(hub)) = self.shared.mqtt.get() {
             hub.drain();
@@ -25,7 +25,7 @@ impl Server {
         let accepting = std::mem::take(&mut *self.shared.accepting.lock());
         let all_gone = async {
             for task in accepting {
-                // A task that panicked has released its socket, too.
+                // A panicked task has also released its socket.
                 let _ = task.await;
             }
             self.shared.emptied().await;
@@ -33,15 +33,15 @@ impl Server {
                 hub.finished().await;
             }
         };
-        // Elapsed or not, the count below is the result.
+        // After a timeout as well, the count below is the result.
         let _ = tokio::time::timeout(timeout, all_gone).await;
         self.shared.connections.lock().len()
     }
 }
 
 impl Server {
-    /// After a drain: returns to their queues what clients of MQTT sessions on the embedded broker have not acknowledged. Their
-    /// next connection is not to this process.
+    /// After a drain: requeues the unacknowledged messages of detached MQTT sessions on the embedded broker, whose
+    /// clients reconnect to another process.
     pub fn release_mqtt_deliveries(&self) {
         if let Some(MqttBackend::Broker(hub)) = self.shared.mqtt.get() {
             hub.release_deliveries(self.shared.clock.timestamp(Instant::now()));
@@ -50,13 +50,14 @@ impl Server {
 }
 
 impl Shared {
-    /// Begins the drain, if it has not begun: clients are asked to leave within `spread` from now on, and have `timeout` after
-    /// that.
+    /// Starts the drain, unless it has started: clients are asked to leave within `spread` from now on, and have
+    /// `timeout` after that.
     pub(crate) fn start_draining(&self, spread: Duration, timeout: Duration) -> DrainSchedule {
         *self.departures.get_or_init(|| DrainSchedule::new(Instant::now(), spread, timeout))
     }
 
-    /// How long a client may take that leaves for another process, if not `usual`: there is to be time for its close.
+    /// How long a client that is handed over to another process may take, if that is not `usual`: there has to be time to
+    /// close it.
     pub(crate) fn leave_timeout(&self, usual: Duration) -> Duration {
         self.departures.get().map_or(usual, |departures| usual.min(departures.timeout / 2))
     }
@@ -65,8 +66,8 @@ impl Shared {
         self.departures.get().is_some()
     }
 
-    /// Whether the server drains and it is time for the connection with this number to leave. Reads the clock, as the time of a
-    /// task's turn may be before that of the nudge which it follows.
+    /// Whether the server drains, and this connection's time to leave has come. Reads the clock, since a turn's time may
+    /// be before the nudge that started the turn.
     pub(crate) fn must_leave(&self, connection: u64) -> bool {
         let has_come = |departures: &DrainSchedule| departures.time_of(connection) <= Instant::now();
         self.all_must_leave.load(Ordering::Acquire) || self.departures.get().is_some_and(has_come)
@@ -79,7 +80,7 @@ impl Shared {
         outboxes.iter().for_each(|outbox| outbox.nudge());
     }
 
-    /// Nudges each connection when it is to leave; returns when all have been, or none is left.
+    /// Nudges each connection at its time to leave; returns when all have been nudged, or none is left.
     async fn ask_clients_to_leave(&self, departures: DrainSchedule) {
         let mut leaving: Vec<_> = self
             .connections
@@ -99,7 +100,7 @@ impl Shared {
             () = leave => {}
             () = self.emptied() => {}
         }
-        // And those that were being accepted at the beginning, or that another process hands over, now and later.
+        // Also those that were being accepted at the start, or that another process hands over, now or later.
         self.all_must_leave.store(true, Ordering::Release);
         self.nudge_all();
     }
@@ -115,7 +116,7 @@ impl Shared {
         }
     }
 
-    /// Waits until the server drains and the connection with this number is to leave.
+    /// Waits until the server drains and this connection's time to leave has come.
     pub(crate) async fn wait_for_drain_slot(&self, connection: u64) {
         self.drain_begun().await;
         if let Some(departures) = self.departures.get() {
@@ -134,7 +135,7 @@ impl Shared {
     }
 }
 
-/// 2^64 divided by the golden ratio: multiples of it, modulo 2^64, are spread evenly however many there are (Knuth, The Art of
+/// 2^64 divided by the golden ratio: its multiples modulo 2^64 are evenly spread for any count (Knuth, The Art of
 /// Computer Programming, vol. 3, section 6.4).
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
@@ -142,9 +143,9 @@ const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DrainSchedule {
     begun: Instant,
-    /// The last client leaves this long after the first.
+    /// The time from the first client's departure to the last one's.
     spread: Duration,
-    /// How long it may take for that.
+    /// The time that clients have to leave after that.
     timeout: Duration,
 }
 
@@ -153,7 +154,7 @@ impl DrainSchedule {
         Self { begun, spread, timeout }
     }
 
-    /// When the connection with this number is asked to leave: evenly over the whole time, whatever numbers there are.
+    /// When this connection is asked to leave. The times are spread evenly over the whole period for any set of numbers.
     pub(crate) fn time_of(&self, connection: u64) -> Instant {
         let share = u32::try_from(connection.wrapping_mul(GOLDEN) >> 32).unwrap_or(u32::MAX);
         self.begun + self.spread.mul_f64(f64::from(share) / f64::from(u32::MAX))
@@ -186,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_spread_all_leave_at_once() {
+    fn without_a_spread_all_clients_leave_at_once() {
         let begun = Instant::now();
         let departures = DrainSchedule::new(begun, Duration::ZERO, Duration::ZERO);
         assert!([0, 1, u64::MAX].iter().all(|number| departures.time_of(*number) == begun));

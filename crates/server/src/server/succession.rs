@@ -1,4 +1,4 @@
-//! Clients that continue in another process, with their sockets, while this one drains; and those that come from such a one.
+//! The handover of clients, with their sockets, to another process while this one drains; and from such a process.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -16,23 +16,25 @@ use crate::access::Transport;
 use crate::amqp::connection::{AmqpConnection, ConnectionState, SHUTDOWN, closing};
 use crate::client::{ClientConnection, ProtocolState};
 
-/// Bytes of the state of a client: far more than one has whose messages wait for the upstream. A client with more is closed.
+/// The maximum size of a client's state, in bytes: far more than that of a client whose messages wait for the upstream. A
+/// client with more is closed.
 pub const MAX_CLIENT_STATE: usize = 256 << 20;
 
-/// A client that leaves for another process.
+/// A client that is handed over to another process.
 pub struct DepartingClient {
     state: ConnectionState,
     /// The connection to the client.
     pub socket: OwnedFd,
-    /// To be answered when the other process has both. If it is dropped, the client is closed.
+    /// Answered when the other process has both. If it is dropped, the client is closed.
     pub taken: oneshot::Sender<()>,
 }
 
 impl DepartingClient {
-    /// The state with which the other process continues. It has the client's password or token, and is for nobody else.
+    /// The state for the other process. It contains the client's password or token, and must not be passed to anybody
+    /// else.
     ///
     /// # Errors
-    /// There is more than [`MAX_CLIENT_STATE`].
+    /// The state exceeds [`MAX_CLIENT_STATE`].
     pub fn state(&self) -> io::Result<Vec<u8>> {
         let state = serde_json::to_vec(&self.state)?;
         if state.len() > MAX_CLIENT_STATE {
@@ -48,22 +50,22 @@ impl fmt::Debug for DepartingClient {
     }
 }
 
-/// Why a client of another process cannot continue here.
+/// The reason why a client of another process cannot continue here.
 #[derive(Debug, thiserror::Error)]
 pub enum ResumeError {
-    /// The state is none that this version knows.
+    /// This version does not know the format of the state.
     #[error("incompatible state format: {0}")]
     Format(#[from] serde_json::Error),
-    /// The client has logged in by a mechanism that this version does not know.
+    /// The client has logged in with a mechanism that this version does not know.
     #[error("unknown login mechanism")]
     Login,
-    /// The socket is gone, or no socket.
+    /// The socket is closed, or not a socket.
     #[error("its socket: {0}")]
     Socket(#[from] io::Error),
 }
 
 impl Server {
-    /// Has the clients that can continue in another process leave for it when the server drains. To be called before
+    /// Has clients handed over to another process when the server drains, as far as they can continue there. Must precede
     /// [`Server::drain`].
     pub fn hand_over_to(&self, successor: mpsc::Sender<DepartingClient>) {
         *self.shared.successor.lock() = Some(successor);
@@ -81,24 +83,26 @@ impl Server {
         Ok(())
     }
 
-    /// Waits for a task in [`Server::drain`], as long as for the clients: it has clients come that this server has to serve.
+    /// Makes [`Server::drain`] wait for a task, as long as for clients: it hands clients over that this server has to
+    /// serve.
     pub fn expect_clients_of(&self, task: tokio::task::JoinHandle<()>) {
         self.shared.accepting.lock().push(task);
     }
 }
 
 impl Shared {
-    /// The process that clients are handed over to, while it takes any.
+    /// The process that clients are handed over to, while it accepts any.
     fn successor(&self) -> Option<mpsc::Sender<DepartingClient>> {
         self.successor.lock().clone().filter(|successor| !successor.is_closed())
     }
 
-    /// Whether clients are handed over to another process, rather than closed, when they are to leave.
+    /// Whether clients that have to leave are handed over to another process instead of closed.
     pub(crate) fn hands_over(&self) -> bool {
         self.successor().is_some()
     }
 
-    /// Waits until clients that have not logged in are to be closed: when the server drains and hands nobody over.
+    /// Waits until clients that have not logged in have to be closed: when the server drains without handing clients
+    /// over.
     pub(crate) async fn cuts_logins(&self) {
         self.drain_begun().await;
         if self.hands_over() {
@@ -109,15 +113,15 @@ impl Shared {
     async fn hand_over(&self, state: ConnectionState, stream: &Stream) -> io::Result<()> {
         let gone = || io::Error::other("successor exited");
         let successor = self.successor().ok_or_else(gone)?;
-        // In its turn, so that few states are there at a time.
+        // In turn, so that few states are in memory at a time.
         let place = successor.reserve().await.map_err(|_| gone())?;
         let (taken, is_taken) = oneshot::channel();
         place.send(DepartingClient { state, socket: stream.share_socket()?, taken });
         is_taken.await.map_err(|_| gone())
     }
 
-    /// Finishes a connection whose socket another process is to have; returns why it ended. If that process does not take it,
-    /// the client is notified that it is closed, unless it has half a frame.
+    /// Finishes a connection whose socket is handed over to another process; returns the reason of its end. If that
+    /// process does not accept it, the client is sent connection.close, unless it has received half a frame.
     async fn leave(&self, state: Option<ConnectionState>, mut stream: Stream, transit: Transit) -> String {
         let Some(state) = state else { return "closed".to_owned() };
         let is_between_frames = transit.output.is_empty();
@@ -129,7 +133,7 @@ impl Shared {
             Err(error) => {
                 tracing::warn!(%error, "client hand-over failed: connection closed");
                 if is_between_frames {
-                    // Every outcome is fine: the connection is over.
+                    // The connection ends in any case.
                     let _ = stream.write_all(&closing(SHUTDOWN)).await;
                     linger(&mut stream).await;
                 }
@@ -139,7 +143,7 @@ impl Shared {
     }
 }
 
-/// Runs a connection that another process has had.
+/// Runs a connection taken over from another process.
 async fn resume(
     shared: Arc<Shared>,
     mut stream: Stream,

@@ -1,4 +1,4 @@
-//! An auth backend that lets everybody in, and whose answers about operations the test gives.
+//! An auth backend that accepts every user, and whose decisions about operations the test makes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 
-/// The users of a broker, about whose operations the test decides.
+/// An auth backend of a broker. The test decides about its users' operations.
 pub(crate) struct SimulatedAuthzBackend {
     answers: Arc<Answers>,
     runtime: Runtime,
@@ -22,29 +22,29 @@ struct Answers {
     /// Whether questions wait until the test answers them.
     waits: AtomicBool,
     waiting: Mutex<Vec<(String, oneshot::Sender<AuthzDecision>)>>,
-    /// All questions so far, in words.
+    /// All questions so far, as text.
     asked: Mutex<Vec<String>>,
-    /// The questions whose answer is a refusal.
+    /// The questions that are answered with a refusal.
     refused: Mutex<Vec<&'static str>>,
     generation: AtomicU32,
 }
 
-/// The same as the broker sees it.
+/// The same, as the broker's auth backend.
 struct Everybody(Arc<Answers>);
 
 impl SimulatedAuthzBackend {
-    /// Lets everybody into `broker`, those of its own list as such, and answers each question at once.
+    /// Accepts every user of `broker`, those of its own list as such, and answers each question at once.
     pub(crate) fn of(broker: &Broker) -> Self {
         let answers = Arc::<Answers>::default();
         broker.set_auth_backends(Arc::new(Everybody(Arc::clone(&answers))));
         Self { answers, runtime: tokio::runtime::Builder::new_current_thread().build().unwrap() }
     }
 
-    /// Runs something that starts requests, and then all of them as far as they get.
+    /// Runs `action`, which starts requests, and then all requests as far as possible.
     pub(crate) fn run<T>(&self, action: impl FnOnce() -> T) -> T {
         self.runtime.block_on(async {
             let value = action();
-            // More than any chain of tasks that wake each other is long.
+            // More than any chain of tasks that wake each other.
             for _ in 0..64 {
                 tokio::task::yield_now().await;
             }
@@ -52,12 +52,12 @@ impl SimulatedAuthzBackend {
         })
     }
 
-    /// From now on, questions wait.
+    /// Makes further questions wait.
     pub(crate) fn hold_back(&self) {
         self.answers.waits.store(true, Ordering::Relaxed);
     }
 
-    /// Answers all questions that wait, and later ones at once.
+    /// Answers all waiting questions, and later ones at once.
     pub(crate) fn release(&self, verdict: AuthzDecision) {
         self.answers.waits.store(false, Ordering::Relaxed);
         for (_, answer) in std::mem::take(&mut *self.answers.waiting.lock()) {
@@ -71,7 +71,7 @@ impl SimulatedAuthzBackend {
         std::mem::take(&mut self.answers.asked.lock())
     }
 
-    /// Refuses what is asked in these words.
+    /// Refuses these questions.
     pub(crate) fn refuse(&self, refused: &[&'static str]) {
         *self.answers.refused.lock() = refused.to_vec();
     }

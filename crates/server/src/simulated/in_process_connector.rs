@@ -1,4 +1,4 @@
-//! The way from a pool to a broker within the process.
+//! A connector from a pool to a broker within the process.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -17,13 +17,13 @@ use super::connection;
 use crate::amqp::connection::AmqpConnection;
 use crate::server::Shared;
 
-/// The number of the first connection: tests number their own from 1.
+/// The number of the first connection; tests number their own from 1.
 const FIRST_ID: u64 = 1000;
 
 /// Connects a pool to the embedded broker of another server, within the process.
 pub(crate) struct InProcessConnector {
     upstream: Arc<Shared>,
-    /// Whether the broker's answers arrive.
+    /// Whether the broker's answers are passed on.
     answers: watch::Sender<bool>,
     connections: Mutex<Vec<AbortHandle>>,
 }
@@ -34,24 +34,24 @@ impl InProcessConnector {
         Arc::new(Self { upstream, answers, connections: Mutex::default() })
     }
 
-    /// A pool at the near end.
+    /// A pool that connects through this.
     pub(crate) fn pool(self: &Arc<Self>) -> Arc<Pool> {
         let address = UpstreamAddress { host: "10.0.0.1".to_owned(), port: 5672, tls: false };
         let connector = Arc::clone(self);
         Pool::new(PoolConfig { connector, ..PoolConfig::new(vec![address]) })
     }
 
-    /// Lets the answers of the upstream through, or keeps them back.
+    /// Passes on the upstream's answers, or holds them back.
     pub(crate) fn let_answers_through(&self, open: bool) {
         self.answers.send_replace(open);
     }
 
-    /// The numbers by which the broker knows the connections.
+    /// The numbers that the broker gives these connections.
     pub(crate) fn connection_ids(&self) -> Range<u64> {
         FIRST_ID..FIRST_ID + self.connections.lock().len() as u64
     }
 
-    /// Cuts all connections.
+    /// Closes all connections.
     pub(crate) fn cut(&self) {
         self.connections.lock().drain(..).for_each(|connection| connection.abort());
     }

@@ -1,9 +1,9 @@
-//! Admits AMQP clients in front of an upstream with a spool: by the decision of the upstream, and before there is one by the
+//! Admits AMQP clients in front of an upstream with a spool: by the upstream's decision, and until there is one by the
 //! logins that the spool remembers.
 //!
-//! The upstream is asked first. If it has not decided within a second, or is known to be away, a client whose credentials it
-//! has accepted lately continues without; whether it may publish is decided with its virtual host, by a rule and by an
-//! acceptance for that virtual host. A client without these waits for the upstream, as without a spool.
+//! The upstream is asked first. If it has not decided within a second, or is known to be unreachable, a client whose
+//! credentials it has accepted recently continues without the decision. It may open a virtual host for which a rule
+//! exists and for which these credentials were accepted. Any other client waits for the upstream, as without a spool.
 
 use std::future::{Future, ready};
 use std::pin::Pin;
@@ -28,24 +28,24 @@ use crate::amqp::session::BackendSession;
 use crate::backend::{Backend, BackendLogin, LoginError, LoginRequest, client_side, info_of};
 use crate::server::Shared;
 
-/// An upstream that has not decided in this time counts as one that cannot be asked, if the spool remembers the login. The Java
-/// client waits 5 seconds for a whole handshake, in which that may happen twice.
+/// The time after which an undecided login counts as unanswered, if the spool remembers it. The Java client waits 5
+/// seconds for a whole handshake, in which this may happen twice.
 const LOGIN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A question to the upstream. Nothing is asked before it is polled.
+/// A request to the upstream, which starts when it is first polled.
 pub(super) type Asking<T> = Pin<Box<dyn Future<Output = Result<T, LoginError>> + Send>>;
 
-/// A login on its way to a virtual host.
+/// A login that may still be waiting for the upstream's decision.
 pub(crate) struct PendingLogin {
     credentials: Arc<Credentials>,
     info: ClientInfo,
     asking: Asking<proxy::Login>,
-    /// How long the upstream may take for its next decision, if the login is remembered.
+    /// The time for the upstream's next decision, if the login is remembered.
     decides_within: Duration,
 }
 
 impl PendingLogin {
-    /// One that the upstream has accepted.
+    /// A login that the upstream has accepted.
     pub(crate) fn decided(login: proxy::Login) -> Self {
         let (credentials, info) = (Arc::clone(login.credentials()), login.info().clone());
         Self { credentials, info, asking: Box::pin(ready(Ok(login))), decides_within: LOGIN_TIMEOUT }
@@ -54,18 +54,18 @@ impl PendingLogin {
 
 enum Decision<T> {
     Made(T),
-    /// There is none yet, and the login is remembered.
+    /// The upstream has not decided, and the login is remembered.
     Open(Asking<T>),
 }
 
 impl Shared {
-    /// Whether a client may be admitted although no upstream answers, if its credentials are right.
+    /// Whether a client with correct credentials may be admitted while no upstream answers.
     pub(crate) fn admits_offline(&self) -> bool {
         self.spool().is_some_and(|spool| spool.local.logins().has_any(now_of(&spool.local)))
     }
 
-    /// Checks the credentials of an AMQP client by asking the upstream. If that takes long, and the spool remembers them, the
-    /// client may continue to open a virtual host meanwhile.
+    /// Checks an AMQP client's credentials with the upstream. If that takes long and the spool remembers them, the client
+    /// may continue with opening a virtual host.
     ///
     /// # Errors
     /// The upstream refuses them, or cannot be asked.
@@ -95,8 +95,7 @@ impl Shared {
         }
     }
 
-    /// Opens a virtual host of the upstream for an AMQP client: with the spool's rules around it, if any of them may match its
-    /// publishes.
+    /// Opens an upstream virtual host for an AMQP client, with a spooling session if a rule may match its publishes.
     ///
     /// # Errors
     /// As [`Backend::open_upstream`], and the upstream's refusal of a pending login.
@@ -119,7 +118,7 @@ impl Shared {
                 let login = login.asking.await.map_err(LoginError::into_fault)?;
                 let credentials = Arc::clone(login.credentials());
                 let session = self.backend.open_upstream(login, request, outbox).await?;
-                // The user may have messages of the time when a rule matched.
+                // The user may still have messages that a former rule has spooled.
                 let queue = self.spool().and_then(|spool| {
                     spool.local.existing_queue(&request.virtual_host, &credentials.username)
                 });
@@ -173,8 +172,8 @@ impl Shared {
         Ok(Box::new(SpoolingSession::new(self, inner, local, login, exchanges, request, outbox)))
     }
 
-    /// Waits for the upstream to decide. If it has not done so in time, or cannot be asked, credentials that the spool
-    /// remembers, for this virtual host or for any, need not wait any longer.
+    /// Waits for the upstream's decision. If there is none in time, or the upstream is unreachable, credentials that the
+    /// spool remembers, for this virtual host or for any, do not wait longer.
     async fn decide<T: Send + 'static>(
         &self,
         spool: &Spool,
@@ -186,7 +185,7 @@ impl Shared {
         let logins = spool.local.logins();
         let now = now_of(&spool.local);
         if self.backend.answers() == Some(false) && logins.are_remembered(vhost, credentials, now).await {
-            // Nothing is asked: it would be asked in vain.
+            // The request would fail, and is not sent.
             return Ok(Decision::Open(asking));
         }
         let asking: Asking<T> = match tokio::time::timeout(within, asking.as_mut()).await {
@@ -203,7 +202,7 @@ impl Shared {
     }
 }
 
-/// Asks about credentials, and remembers a refusal.
+/// Requests the check of credentials, and forgets them if they are refused.
 fn log_in(
     pool: &Arc<Pool>,
     local: &Arc<LocalSpool>,
@@ -217,7 +216,7 @@ fn log_in(
     })
 }
 
-/// Asks about a virtual host after the login, and remembers the answer.
+/// Requests the check of a virtual host after the login, and remembers or forgets the login accordingly.
 fn enter(
     pool: &Arc<Pool>,
     local: &Arc<LocalSpool>,
@@ -239,7 +238,7 @@ fn enter(
     })
 }
 
-/// Asks about provisional logins, as soon as it is not known any more that no upstream answers.
+/// The request about provisional logins, which waits until an upstream may answer.
 pub(super) fn ask_upstream(pool: &Arc<Pool>, local: &Arc<LocalSpool>) -> AskUpstream {
     let (pool, local) = (Arc::clone(pool), Arc::clone(local));
     Arc::new(move |credentials, vhost| {
@@ -253,7 +252,7 @@ pub(super) fn ask_upstream(pool: &Arc<Pool>, local: &Arc<LocalSpool>) -> AskUpst
     })
 }
 
-/// Forgets a login that the upstream refuses, unless that may be over soon.
+/// Forgets a login that the upstream has refused, unless the reason may be temporary.
 fn refused(
     local: &LocalSpool,
     vhost: Option<&str>,
@@ -270,7 +269,7 @@ fn refused(
     refusal.into()
 }
 
-/// Continues to ask while nobody waits for the answer, until that is dropped.
+/// Continues the request as a task, which is aborted when the result is dropped.
 fn in_background<T: Send + 'static>(asking: Asking<T>) -> Asking<T> {
     Box::pin(Background(tokio::spawn(asking)))
 }

@@ -1,4 +1,4 @@
-//! The task of a user's local queues: forwards their messages while there are any. [`messages`] reads and settles them.
+//! The task of a user's local queues, which forwards their messages. [`messages`] reads and settles them.
 
 mod messages;
 
@@ -26,9 +26,9 @@ use crate::upstream::multiplexing::UpstreamLogin;
 use crate::upstream::multiplexing::task::{CLOSE_TIMEOUT, OpenError, close_in_time};
 use crate::upstream::retry::RETRY;
 
-/// 25,000 messages in flight are enough for 250,000 a second over 100 ms. A few thousand that wait for full queues are in
-/// memory, for short waits; more of them wait on disk. 256 of their destinations do so independently of each other, at the
-/// price of a local queue each.
+/// 25,000 messages in flight permit 250,000 a second at a round trip of 100 ms. A few thousand messages for full queues
+/// wait in memory, for short waits; more of them wait on disk. Up to 256 destinations wait on disk independently, each
+/// with its own local queue.
 const LIMITS: ForwardingLimits = ForwardingLimits {
     window: 25_000,
     window_bytes: 32 << 20,
@@ -38,25 +38,27 @@ const LIMITS: ForwardingLimits = ForwardingLimits {
     nacked_max: None,
 };
 
-/// Pause after the upstream has refused the login permanently, or a local queue has failed, unless a client logs in meanwhile.
+/// The pause after the upstream has refused the login permanently, or a local queue has failed. A client's login ends it
+/// early.
 const LONG_PAUSE: Duration = Duration::from_secs(60);
 
-/// Interval at which a connection without an answer is looked at.
+/// Interval at which a connection is checked while answers are outstanding.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// An upstream that answers no publish for this time is reported: others may still work, so that nothing else is done.
+/// The time without any confirm after which the upstream is reported. The connection is kept, since others may still
+/// work.
 const SILENT: Duration = Duration::from_secs(10);
 
-/// A connection is replaced after this time if a client has logged in with other credentials since: a token may expire. A user
-/// with many clients, each with a token of its own, would cost connections all the time otherwise.
+/// The age at which a connection is replaced if a client has logged in with other credentials since, as a token may
+/// expire. Without this delay, a user with many clients, each with its own token, would cause connections all the time.
 const RENEW_AFTER: Duration = Duration::from_secs(30);
 
-/// Why nothing is forwarded before a client of the user has logged in.
+/// The reason why nothing is forwarded before a client of the user has logged in.
 const NO_LOGIN: &str = "no client of this user has logged in since the start";
 const NO_ANSWER: &str = "no upstream reachable";
 const NO_CONFIRM: &str = "the upstream confirms nothing";
 
-/// The messages of a user's local queues on their way, whatever connection there is.
+/// The forwarding state of a user's local queues, across connections.
 pub(super) struct Forwarder {
     local: Arc<LocalSpool>,
     queue: Arc<SpoolQueue>,
@@ -64,32 +66,32 @@ pub(super) struct Forwarder {
     forwarding: Forwarding<Taken>,
     /// The local queues of the backlogs.
     backlogs: HashMap<BacklogId, Arc<Queue>>,
-    /// Bytes of records that count as this forwarder's in the memory of all.
+    /// Bytes of records that this forwarder holds in memory, as counted in `LoadedBytes`.
     loaded: usize,
     /// Set while there is a connection.
     share: Option<LoadingShare>,
-    /// Whether anything was settled in the middle of a turn.
+    /// Whether messages were settled since the last call of [`Self::settle`].
     has_settled: bool,
-    /// Set when a local queue has not done what was decided, so that nothing is to be forwarded until [`Self::begin_anew`].
+    /// Set when a local queue has failed. Nothing is forwarded until [`Self::restart`].
     failure: Option<Fault>,
-    /// When the upstream has answered last, or no answer was outstanding.
+    /// When the upstream last answered, or no answer was outstanding.
     heard_at: Instant,
     /// Set while there is a connection.
     login: Option<ConnectionLogin>,
-    /// Whether nothing more is to be published on the connection, as newer credentials are known. Looked at once a turn.
+    /// Whether newer credentials are known, so that nothing more is published on this connection. Updated once per turn.
     is_renewing: bool,
-    /// Set when the upstream has refused a message and newer credentials are known: the next connection uses them.
+    /// Set when the upstream has refused a message and newer credentials are known. The next connection uses them.
     renews: bool,
     /// Wakes the task.
     waiter: Arc<dyn Waiter>,
 }
 
-/// With which credentials a connection was opened.
+/// The credentials with which a connection was opened.
 struct ConnectionLogin {
     credentials: Arc<Credentials>,
     opened_at: Instant,
-    /// Whether that was because a message was refused under older ones. Another refusal is final then: with logins all the time
-    /// there would be newer ones each time.
+    /// Whether it was opened because a message was refused under older credentials. Another refusal is final then: with
+    /// frequent logins, newer credentials would be known each time.
     is_renewal: bool,
 }
 
@@ -122,10 +124,10 @@ pub(super) async fn run(local: Arc<LocalSpool>, queue: Arc<SpoolQueue>, upstream
                 let before = forwarder.queue.forwarded.load(Ordering::Relaxed);
                 let lost = forwarder.serve(client, &asked, is_isolated).await;
                 let Lost { fault, is_local, is_message_sought } = lost;
-                // One that has stalled for itself would stall the others again.
+                // If this connection has stalled by itself, the next one would stall the clients that share it.
                 is_isolated = is_message_sought || fault.as_ref().is_some_and(proxy::is_stall);
                 let has_forwarded = forwarder.queue.forwarded.load(Ordering::Relaxed) != before;
-                // An upstream that fails whatever it is sent needs time.
+                // An upstream that fails for whatever it is sent needs time.
                 let is_failure = fault.as_ref().is_some_and(|fault| fault.code == ReplyCode::InternalError);
                 let is_searching = is_message_sought && !is_failure;
                 back_off.reset_after(transport::now() - opened_at);
@@ -146,13 +148,13 @@ pub(super) async fn run(local: Arc<LocalSpool>, queue: Arc<SpoolQueue>, upstream
     }
 }
 
-/// How a connection has ended.
+/// The end of a connection.
 struct Lost {
-    /// `None` if it was not needed any more.
+    /// `None` if the connection was not needed any more.
     fault: Option<Fault>,
     /// Whether a local queue was the reason.
     is_local: bool,
-    /// Whether the next connections are to find the message that costs them.
+    /// Whether the next connections have to find the message that causes the fault.
     is_message_sought: bool,
 }
 
@@ -180,7 +182,7 @@ impl Forwarder {
         }
     }
 
-    /// Waits for a message and for credentials; `None` when the spool is drained.
+    /// Waits for messages and for credentials; `None` when the spool is drained.
     ///
     /// # Errors
     /// A local queue has failed.
@@ -194,7 +196,7 @@ impl Forwarder {
             if self.is_draining() {
                 return Poll::Ready(None);
             }
-            if let Some(failure) = self.begin_anew(now) {
+            if let Some(failure) = self.restart(now) {
                 return Poll::Ready(Some(Err(failure)));
             }
             let has_work = self.forwarding.oldest().is_some() && !self.is_paused();
@@ -218,27 +220,27 @@ impl Forwarder {
         .await
     }
 
-    /// The upstream has accepted credentials.
+    /// Called when the upstream has accepted credentials.
     fn logged_in(&self, credentials: &Arc<Credentials>) {
         self.queue.login_accepted();
         let now = self.local.timestamp(transport::now());
         self.local.logins().accepted(self.queue.vhost(), credentials, now);
     }
 
-    /// The upstream has refused credentials. Returns whether it will refuse all that are known until an operator changes
-    /// something.
+    /// Called when the upstream has refused credentials. Returns whether it will refuse all known ones until an operator
+    /// changes something.
     fn login_refused(&self, credentials: &Arc<Credentials>, fault: &Fault) -> bool {
         let vhost = self.queue.vhost();
         let is_permanent = is_permanent(fault, vhost);
         if is_permanent {
-            // Refused credentials are no good for any virtual host.
+            // Refused credentials are invalid for all virtual hosts.
             let vhost = (fault.code != ReplyCode::AccessRefused).then_some(vhost);
             self.local.logins().refused(vhost, credentials);
         }
         is_permanent && !self.queue.login_refused(credentials)
     }
 
-    /// Waits for something that the upstream may never do, or until the spool is drained.
+    /// Runs `work`, which may never complete, unless the spool is drained.
     async fn unless_drained<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
         let mut work = pin!(work);
         poll_fn(|cx| {
@@ -249,17 +251,18 @@ impl Forwarder {
         .await
     }
 
-    /// Reports a fault, and waits before the next attempt. `logins` were counted when this one began.
+    /// Reports a fault, and waits before the next attempt. `logins` is [`SpoolQueue::logins`] at the start of this
+    /// attempt.
     async fn wait_after(&mut self, fault: &Fault, pause: Duration, logins: u64) {
         if self.queue.set_trouble(Some(&fault.reply_text())) {
             let (vhost, user) = (self.queue.vhost(), self.queue.user());
             tracing::warn!(vhost, user, %fault, "forwarding paused");
         }
-        // A client that has logged in since then may have another password.
+        // A client that has logged in since then may have a new password.
         self.wait(pause, (pause == LONG_PAUSE).then_some(logins)).await;
     }
 
-    /// Waits for a while, or until the spool is drained, or a client logs in after those that are counted in `logins`.
+    /// Waits for a time, until the spool is drained, or until [`SpoolQueue::logins`] differs from `logins`.
     async fn wait(&mut self, pause: Duration, logins: Option<u64>) {
         let mut timer = pin!(tokio::time::sleep(pause));
         poll_fn(|cx| {
@@ -273,7 +276,8 @@ impl Forwarder {
         .await;
     }
 
-    /// Forwards over a connection until it is unused or lost. If it is not isolated, its fault may be another client's.
+    /// Forwards over a connection until that is unused or lost. Unless it is isolated, another client may cause its
+    /// faults.
     async fn serve(&mut self, client: AmqpClient, asked: &Arc<Credentials>, is_isolated: bool) -> Lost {
         self.queue.set_trouble(None);
         self.logged_in(asked);
@@ -289,12 +293,12 @@ impl Forwarder {
         if let Some(fault) = &fault
             && matches!(fault.code, ReplyCode::AccessRefused | ReplyCode::NotAllowed)
         {
-            // After an outage the pool has logged in again for this connection.
+            // After an outage the pool may have logged in again for this connection.
             self.login_refused(asked, fault);
         }
         let of_close = |fault: &Fault| MessageRefusal { code: fault.code.code(), text: fault.reply_text() };
         let close = fault.as_ref().map(of_close);
-        // Before a message is blamed, the fault has to occur again where no other client may cause it.
+        // Before a message is blamed, the fault has to recur on an isolated connection.
         let is_suspicious = close.as_ref().is_some_and(|close| close.certainty() != FaultCertainty::None);
         let is_suspect = !is_isolated && is_suspicious && self.forwarding.in_flight() > 0;
         if fault.as_ref().is_some_and(proxy::is_stall) {
@@ -303,7 +307,7 @@ impl Forwarder {
         let is_message_sought = self.forwarding.lost(close.filter(|_| is_isolated)) || is_suspect;
         let now = transport::now();
         self.settle(now);
-        match self.begin_anew(now) {
+        match self.restart(now) {
             Some(failure) => Lost { fault: Some(failure), is_local: true, is_message_sought: false },
             None => Lost { fault, is_local: false, is_message_sought },
         }
@@ -325,8 +329,8 @@ impl Forwarder {
                 SpoolStep::Idle | SpoolStep::Unused => break,
             }
         }
-        if self.forwarding.in_flight() > 0 || self.is_unreachable() || self.queue.begins_anew() {
-            // No answer is to be expected, and the messages are on disk.
+        if self.forwarding.in_flight() > 0 || self.is_unreachable() || self.queue.needs_restart() {
+            // No answer is expected, and the messages are on disk.
             return Ok(());
         }
         close_in_time(CLOSE_TIMEOUT, |waker, now| link.close(waker, now)).await;
@@ -340,10 +344,10 @@ impl Forwarder {
         cx: &mut Context<'_>,
     ) -> Poll<Result<SpoolStep, Fault>> {
         loop {
-            // Registered before the state is looked at, so that no change in between is missed.
+            // Registered before the state is checked, so that no change in between is missed.
             self.queue.waker().register(cx.waker());
-            if self.queue.begins_anew() {
-                // Without a connection no message is in flight.
+            if self.queue.needs_restart() {
+                // Once the connection has ended, no message is in flight.
                 return Poll::Ready(Ok(SpoolStep::Unused));
             }
             let turn = work::Turn::begin();
@@ -363,8 +367,8 @@ impl Forwarder {
         }
     }
 
-    /// The upstream has refused a message for want of a permission. Returns whether it is to be published again on a connection
-    /// with newer credentials, which is the next one: the present one ends.
+    /// Called when the upstream has refused a message for lack of permission. Returns whether newer credentials are
+    /// known: then this connection ends, and the message is published again on the next one.
     pub(super) fn renews_after_refusal(&mut self) -> bool {
         let is_outdated = |login: &ConnectionLogin| !login.is_renewal && self.is_outdated(login);
         self.renews |= self.login.as_ref().is_some_and(is_outdated);
@@ -372,7 +376,7 @@ impl Forwarder {
         self.renews
     }
 
-    /// Whether the connection is to end now so that the next one uses newer credentials.
+    /// Whether the connection has to end now, so that the next one uses newer credentials.
     pub(super) fn is_to_be_renewed(&self) -> bool {
         self.renews || (self.is_renewing && self.forwarding.in_flight() == 0)
     }
@@ -381,12 +385,12 @@ impl Forwarder {
         self.queue.credentials().is_some_and(|newest| newest != login.credentials)
     }
 
-    /// The upstream has answered something.
+    /// Called when the upstream has answered something.
     pub(super) fn heard(&mut self, now: Instant) {
         self.heard_at = now;
     }
 
-    /// Does what is due at the beginning of a turn. The time without an answer begins again as long as none is outstanding.
+    /// Starts a turn. The time without an answer starts again while none is outstanding.
     pub(super) fn begin_turn(&mut self, is_open: bool, now: Instant) {
         self.forwarding.handle_deadline(now);
         let is_due = |login: &&ConnectionLogin| now.saturating_duration_since(login.opened_at) >= RENEW_AFTER;
@@ -413,12 +417,12 @@ impl Forwarder {
         }
     }
 
-    /// Whether it is known that no upstream can be reached.
+    /// Whether no upstream can be reached, as far as known.
     fn is_unreachable(&self) -> bool {
         self.upstream.answers() == Some(false)
     }
 
-    /// Whether a message is on its way, or is ready to be. None is waited for that no upstream can confirm when all ends.
+    /// Whether messages are in flight or ready. During a drain, not if no upstream can confirm them.
     pub(super) fn has_work(&self) -> bool {
         if self.is_draining() {
             self.forwarding.in_flight() > 0 && !self.is_unreachable()
@@ -437,7 +441,7 @@ impl Forwarder {
         self.local.is_draining() || self.queue.is_removed()
     }
 
-    /// When a turn is due without another event.
+    /// The next time at which a turn is due without any event.
     pub(super) fn next_deadline(&self, is_open: bool) -> Option<Instant> {
         let retry = self.forwarding.next_deadline().filter(|_| !self.is_paused());
         let is_waiting = !is_open || self.forwarding.in_flight() > 0;
@@ -448,7 +452,7 @@ impl Forwarder {
 
 impl Drop for Forwarder {
     fn drop(&mut self) {
-        // The others may use it.
+        // The other forwarders may use the memory.
         self.local.loaded().changed(0, self.loaded);
         if std::thread::panicking() {
             self.local.forwarder_failed(&self.queue);
@@ -456,7 +460,7 @@ impl Drop for Forwarder {
     }
 }
 
-/// Nothing is read yet, and the local queues have what they have.
+/// The state in which nothing has been read from the local queues.
 fn restored(
     queue: &SpoolQueue,
     mut forwarding: Forwarding<Taken>,

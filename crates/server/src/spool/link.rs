@@ -1,4 +1,4 @@
-//! The conversation of a forwarder with the upstream: two channels in confirm mode.
+//! A forwarder's dialogue with the upstream, on two channels in confirm mode.
 
 use std::borrow::Cow;
 use std::fmt::Write;
@@ -17,24 +17,24 @@ use self::ForwardingChannel::{Careful, Fast};
 
 /// Nanoseconds charged for an answer of the upstream.
 const METHOD: u32 = 200;
-/// Nanoseconds charged for a message that is published.
+/// Nanoseconds charged for publishing a message.
 const PUBLISH: u32 = 1_000;
 
-/// A connection without anything to forward is closed after this time.
+/// The time after which a connection with nothing to forward is closed.
 const IDLE: Duration = Duration::from_secs(10);
 
-/// The header with a message's id, by which consumers recognise duplicates.
+/// The header with a message's id, by which consumers detect duplicates.
 const ID_HEADER: &str = "x-leveret-spool-id";
 
-/// An upstream connection of a forwarder.
+/// A forwarder's upstream connection.
 pub(super) struct SpoolLink {
     client: AmqpClient,
     channels: [ChannelState; 2],
-    /// Since when there has been nothing to do.
+    /// Since when there has been nothing to do; `None` while there is.
     idle_since: Option<Instant>,
 }
 
-/// A channel, from its opening to its close by the upstream.
+/// The state of a channel, until the upstream closes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ChannelState {
     Closed,
@@ -43,14 +43,14 @@ enum ChannelState {
     Open,
 }
 
-/// How a turn has ended.
+/// The end of a turn.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum SpoolStep {
-    /// It waits for its waker or its deadline.
+    /// The link waits for its waker or its deadline.
     Idle,
-    /// It has more to do than fits into one turn.
+    /// There is more to do than fits into a turn.
     TurnOver,
-    /// There has been nothing to forward for a while, or other credentials are to be used.
+    /// There has been nothing to forward for a while, or other credentials have to be used.
     Unused,
 }
 
@@ -78,7 +78,7 @@ impl SpoolLink {
     /// Handles what has been received, and publishes what may be.
     ///
     /// # Errors
-    /// The connection is lost, or of no more use.
+    /// The connection is lost, or not usable any more.
     pub(super) fn take_turn(
         &mut self,
         forwarder: &mut Forwarder,
@@ -90,7 +90,7 @@ impl SpoolLink {
         loop {
             let handled = self.receive(forwarder, now)?;
             if forwarder.is_to_be_renewed() {
-                // Before a channel is opened again that the upstream has closed: its messages count as in flight.
+                // Must precede opening a channel again that the upstream has closed: its messages count as in flight.
                 return Ok(SpoolStep::Unused);
             }
             forwarder.settle(now);
@@ -104,7 +104,8 @@ impl SpoolLink {
             self.client.flush(now)?;
             let is_busy = handled + published > 0 || has_settled;
             if is_busy {
-                // Also if the turn ends here, or the answer comes within it: nothing is left to show that by the next one.
+                // Also if the turn ends here or the answer comes within it: the next turn could not tell that there was
+                // work.
                 self.idle_since = None;
             }
             if work::is_turn_over() {
@@ -124,7 +125,7 @@ impl SpoolLink {
         Ok(if is_over { SpoolStep::Unused } else { SpoolStep::Idle })
     }
 
-    /// When the next turn is due at the latest.
+    /// The latest time of the next turn.
     pub(super) fn next_deadline(&self, forwarder: &Forwarder) -> Option<Instant> {
         let unused = self.idle_since.map(|since| since + IDLE);
         let of_forwarder = forwarder.next_deadline(self.is_open());
@@ -135,7 +136,7 @@ impl SpoolLink {
         self.client.close_unread(waker, now)
     }
 
-    /// Handles events as far as the turn lasts; returns their number.
+    /// Handles events as long as the turn lasts; returns their number.
     fn receive(&mut self, forwarder: &mut Forwarder, now: Instant) -> Result<usize, Fault> {
         let mut received = self.client.take_received();
         let (mut handled, mut outcome) = (0, Ok(()));
@@ -168,7 +169,7 @@ impl SpoolLink {
         outcome.map(|()| handled)
     }
 
-    /// Publishes as far as the turn lasts and the upstream has room; returns the number of messages.
+    /// Publishes as long as the turn lasts and the upstream has capacity; returns the number of messages.
     fn publish(
         &mut self,
         channel: ForwardingChannel,
@@ -197,7 +198,7 @@ impl SpoolLink {
 
 impl Drop for SpoolLink {
     fn drop(&mut self) {
-        // Unconfirmed messages are on disk, and published again.
+        // Unconfirmed messages are on disk, and are published again.
         self.client.discard(transport::now());
     }
 }
@@ -210,7 +211,7 @@ fn number_of(channel: ForwardingChannel) -> u16 {
     }
 }
 
-/// The upstream has closed a channel: because of a message, or for a reason of its own.
+/// Handles the closing of a channel by the upstream: because of a message, or for another reason.
 fn closed(
     forwarder: &mut Forwarder,
     channel: ForwardingChannel,
@@ -230,7 +231,7 @@ fn closed(
 /// The message's properties with its id among the headers.
 fn with_id(envelope: &Envelope) -> Cow<'_, [u8]> {
     let bytes = envelope.properties();
-    // Checked when it was spooled.
+    // They were validated when the message was spooled.
     let Ok(mut properties) = Properties::decode(bytes) else { return Cow::Borrowed(bytes) };
     let id = FieldValue::text(hexadecimal(envelope.id()));
     let encoded = properties.headers.unwrap_or_default().with_entry(ID_HEADER, &id);
@@ -240,7 +241,7 @@ fn with_id(envelope: &Envelope) -> Cow<'_, [u8]> {
     Cow::Owned(out)
 }
 
-/// Bytes that [`with_id`] adds to properties at most: the length of the table, the name, a type, a length and the id.
+/// The maximum of bytes that [`with_id`] adds: the length of the table, the name, a type, a length and the id.
 pub(super) const ID_BYTES: usize = 4 + 1 + ID_HEADER.len() + 1 + 4 + 32;
 
 fn hexadecimal(id: [u8; 16]) -> String {

@@ -1,7 +1,7 @@
-//! The local queues of a spool, in a broker that is the spool's alone.
+//! The local queues of a spool, in a broker used by the spool only.
 //!
-//! - [`queue`]: those of one user in one virtual host.
-//! - [`limits`]: bytes on disk, age and memory. [`status`] and [`rate`]: what operators see.
+//! - [`queue`]: the queues of one user in one virtual host.
+//! - [`limits`]: bytes on disk, age and memory. [`status`] and [`rate`]: the operators' list.
 
 mod limits;
 mod queue;
@@ -35,21 +35,21 @@ pub(super) use self::limits::{LoadedBytes, LoadingShare};
 pub(crate) use self::queue::SpoolQueue;
 pub use self::status::SpoolStatus;
 
-/// The virtual host and the user of the private broker: those of a new one.
+/// The virtual host and the user in the private broker: a new broker's defaults.
 const VHOST: &str = "/";
 const USER: &str = "guest";
 
 /// The queue of messages that the upstream has refused permanently.
 const PARKED: &str = "parked";
 
-/// The arguments by which the other queues tell whose messages they have, and backlogs for which destinations: those without a
-/// key for all of an exchange.
+/// The arguments that record a queue's virtual host and user, and a backlog's destination. A backlog without a key is for
+/// a whole exchange.
 const VHOST_ARGUMENT: &str = "x-leveret-spool-vhost";
 const USER_ARGUMENT: &str = "x-leveret-spool-user";
 const EXCHANGE_ARGUMENT: &str = "x-leveret-spool-exchange";
 const KEY_ARGUMENT: &str = "x-leveret-spool-routing-key";
 
-/// The session to which nothing is exclusive: no queue of a spool is.
+/// The session for all operations. No queue of a spool is exclusive.
 const SESSION: SessionId = SessionId(0);
 
 /// The local queues, and the limits of all of them together.
@@ -62,11 +62,11 @@ pub(crate) struct LocalSpool {
     logins: Arc<RememberedLogins>,
     queues: Mutex<SpoolQueues>,
     parked: ParkedQueue,
-    /// Bytes of records in all local queues; those of parked messages are not among them. Below zero for a moment if a message
-    /// has left before it was counted.
+    /// Bytes of records in all local queues, without parked messages. Briefly negative if a message leaves before it is
+    /// counted.
     bytes: AtomicI64,
     loaded: Arc<LoadedBytes>,
-    /// The first half of the ids of this process, at random.
+    /// The first half of this process's message ids, at random.
     ids: [u8; 8],
     next_id: AtomicU64,
     alarms: Arc<Alarms>,
@@ -110,7 +110,7 @@ impl LocalSpool {
         Ok(Arc::new(local))
     }
 
-    /// Finds the queues that the process before has left. A user's main queue stays if any of the user's queues has messages.
+    /// Restores the queues of the previous process. A user's main queue is kept if any of the user's queues has messages.
     fn restore(&self) {
         let (mut main, mut backlogs) = (Vec::new(), Vec::new());
         for queue in self.vhost.all_queues() {
@@ -129,7 +129,7 @@ impl LocalSpool {
         let mut queues = SpoolQueues::new();
         for (key, queue) in main {
             if queue.message_count() == 0 && backlogs.iter().all(|(of, ..)| *of != key) {
-                // Users may come and go; one that returns gets another.
+                // Users may be temporary; a user that returns gets a new queue.
                 self.delete(&queue);
                 continue;
             }
@@ -139,7 +139,7 @@ impl LocalSpool {
         for (key, name, queue) in backlogs {
             match queues.get(&key) {
                 Some(of) => of.restore_backlog(name, queue),
-                // Main queues are created first and deleted last.
+                // Main queues are created before their backlogs and deleted after them.
                 None => tracing::error!(queue = &**queue.name(), "orphaned spool backlog (no main queue)"),
             }
         }
@@ -149,7 +149,7 @@ impl LocalSpool {
     }
 
     fn delete(&self, queue: &Queue) {
-        // It has no user who could mind its deletion.
+        // Cannot fail for lack of permission, since no user is involved.
         let _ = self.vhost.delete_queue(SESSION, queue.name(), true, true);
     }
 
@@ -181,7 +181,7 @@ impl LocalSpool {
         self.clock.timestamp(now)
     }
 
-    /// The wall clock's time at one of these, for operators.
+    /// The wall clock's time at such a timestamp, for operators.
     pub(super) fn wall_time(&self, time: Timestamp) -> Timestamp {
         self.clock.wall_time(time)
     }
@@ -194,7 +194,7 @@ impl LocalSpool {
         &self.parked
     }
 
-    /// The memory for messages on their way.
+    /// The memory for loaded messages.
     pub(super) fn loaded(&self) -> &Arc<LoadedBytes> {
         &self.loaded
     }
@@ -211,10 +211,10 @@ impl LocalSpool {
         id
     }
 
-    /// The queue of a user in a virtual host, and whether it has just been created.
+    /// A user's queue in a virtual host, and whether it was just created.
     pub(super) fn queue(&self, vhost: &str, user: &str) -> Result<(Arc<SpoolQueue>, bool), Fault> {
         let key = (Box::from(vhost), Box::from(user));
-        // Locked until the queue is there: of two queues for the same user only one would be found after a restart.
+        // Locked until the queue exists: of two queues for one user, only one would be found after a restart.
         let mut queues = self.queues.lock();
         if let Some(queue) = queues.get(&key) {
             return Ok((Arc::clone(queue), false));
@@ -225,19 +225,19 @@ impl LocalSpool {
         Ok((new, true))
     }
 
-    /// The queue of a user in a virtual host, if there is one.
+    /// A user's queue in a virtual host, if it exists.
     pub(super) fn existing_queue(&self, vhost: &str, user: &str) -> Option<Arc<SpoolQueue>> {
         self.queues.lock().get(&(Box::from(vhost), Box::from(user))).cloned()
     }
 
-    /// Removes the queues that have had no message and no client for [`UNUSED_MAX`], so that those of users that are gone do
-    /// not accumulate. Their forwarders end. To be called now and then.
+    /// Removes the queues that have had no message and no client for [`UNUSED_MAX`], with their forwarders, so that
+    /// queues of temporary users do not accumulate. Called periodically.
     pub(super) fn remove_unused(&self, now: Instant) {
-        // Messages that they had may not be on disk in their new place.
+        // While the store fails, their former messages may not be on disk in their new queues.
         let is_on_disk = self.store().is_none_or(|store| store.failing().is_none());
         let mut queues = self.queues.lock();
         queues.retain(|_, queue| {
-            // Only this map and its forwarder have it; sessions get theirs from this map, which is locked.
+            // Held by this map and its forwarder only. Sessions get queues from this map, which is locked.
             let has_nothing = queue.messages() == 0 && !queue.has_backlogs();
             let is_unused = Arc::strong_count(queue) <= 2 && has_nothing && is_on_disk;
             if !queue.note_unused(is_unused, now, UNUSED_MAX) {
@@ -249,7 +249,7 @@ impl LocalSpool {
         });
     }
 
-    /// A backlog of a user's queue that is not in use: a new one, or one that has become empty.
+    /// An unused backlog of a user's queue: one that has become empty, or a new one.
     pub(super) fn backlog(
         &self,
         queue: &SpoolQueue,
@@ -268,14 +268,15 @@ impl LocalSpool {
         Ok(backlog)
     }
 
-    /// A backlog has become empty: [`Self::delete_emptied`] deletes it once its messages are on disk wherever they have gone.
+    /// Called when a backlog has become empty. [`Self::delete_emptied`] deletes it once its former messages are on disk
+    /// elsewhere.
     pub(super) fn release_backlog(&self, queue: &SpoolQueue, backlog: &Arc<Queue>) {
         self.left(queue, backlog.take_lost_bytes());
         let until = self.store().map_or(Lsn::default(), |store| store.end());
         queue.backlog_emptied(backlog, until);
     }
 
-    /// Deletes the empty backlogs that may be. To be called now and then.
+    /// Deletes the empty backlogs whose time has come. Called periodically.
     pub(super) fn delete_emptied(&self) {
         let durable = self.store().map_or(Lsn::default(), |store| store.durable());
         for queue in self.queues() {
@@ -283,7 +284,7 @@ impl LocalSpool {
         }
     }
 
-    /// Drops a user's messages that no forwarder has in its hands; returns their number.
+    /// Drops a user's messages that its forwarder does not hold; returns their number.
     pub(super) fn purge(&self, queue: &SpoolQueue) -> u64 {
         let backlogs = queue.backlogs();
         let queues = backlogs.iter().map(|(_, backlog)| backlog).chain([queue.queue()]);
@@ -324,10 +325,10 @@ impl LocalSpool {
     }
 }
 
-/// How long a queue without messages and clients is there for the next client of its user.
+/// How long a queue without messages and clients is kept for its user's next client.
 pub(super) const UNUSED_MAX: Duration = Duration::from_secs(600);
 
-/// The arguments of a queue with messages of a user.
+/// The arguments that record whose messages a queue has.
 fn owner(vhost: &str, user: &str) -> FieldTable {
     let mut arguments = FieldTable::new();
     arguments.insert(VHOST_ARGUMENT, FieldValue::text(vhost));
@@ -348,7 +349,7 @@ fn declare(
         durable: true,
         exclusive: false,
         auto_delete: false,
-        // It has just been encoded from a table.
+        // Cannot fail, since it was just encoded from a table.
         arguments: RawTable::check(&encoded).unwrap_or_default(),
         type_name: None,
         capacity: None,
@@ -365,7 +366,7 @@ pub(super) fn persistent(headers: Option<&FieldTable>) -> Vec<u8> {
     properties
 }
 
-/// The fault of a session whose message could not be stored.
+/// The fault for a session whose message could not be stored.
 pub(super) fn not_stored(error: &dyn ToString) -> Fault {
     Fault::new(ReplyCode::InternalError, format!("message could not be spooled: {}", error.to_string()))
 }

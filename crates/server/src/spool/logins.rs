@@ -1,12 +1,12 @@
-//! Logins that the upstream has accepted, remembered over restarts for the time in which it cannot be asked.
+//! Logins that the upstream has accepted, remembered over restarts for times when it cannot be asked.
 //!
-//! A user name and a password are one identity, whichever mechanism carries them. In this process they are recognised by a
-//! [`Fingerprint`]; on disk is a slow hash, PBKDF2 with HMAC-SHA-512 (RFC 8018), which takes about a tenth of a second: once
-//! for each secret that is remembered, and once for each that is compared with those of the file after a restart.
+//! A user name and a password are one identity, in whichever mechanism. In memory they are recognised by a
+//! [`Fingerprint`]. On disk there is a slow hash, PBKDF2 with HMAC-SHA-512 (RFC 8018), which takes about a tenth of a
+//! second: once per remembered secret, and once per secret that has to be compared with the file's after a restart.
 //!
-//! The work is bounded. Slow hashes are computed one at a time. Of passwords that have to be compared, few wait for their turn;
-//! more are answered as if they were unknown. One that did not match is not compared again for a while. Users of whom nothing
-//! is remembered cost nothing.
+//! The work is bounded. Slow hashes are computed one at a time. Few passwords wait to be compared; further ones are
+//! treated as unknown. A password that did not match is not compared again for a while. Users without remembered logins
+//! cost nothing.
 
 mod file;
 mod hashing;
@@ -29,58 +29,58 @@ use self::hashing::{HashParameters, Hasher, can_be_remembered};
 use self::record::{Known, Unhashed, UserLogins};
 use crate::private_file::{remove_private_file, replace_private_file};
 
-/// The file is written again for a mere change of the time once this share of the limit has passed.
+/// If only the time of an acceptance changes, the file is written once this fraction of the limit has passed.
 const REWRITTEN_AFTER: u32 = 16;
 
-/// Passwords that are compared, or wait for that, at a time: more than a second would be longer than their clients wait.
+/// The maximum of passwords that are being compared or wait for it: clients would not wait for more than about a second.
 const MAX_COMPARISONS: usize = 16;
 /// The same limit for one user, so that wrong passwords for one user do not block the others.
 const MAX_COMPARISONS_OF_USER: usize = 4;
 
 /// How long a password that did not match is not compared again.
 const MISMATCH_TTL: Duration = Duration::from_secs(60);
-/// How many of these are remembered, the last ones.
+/// The maximum of remembered mismatches; the oldest are forgotten first.
 const MAX_MISMATCHES: usize = 1024;
 
-/// The pause after a slow hash that no client waits for, as a multiple of its time: tokens that change all the time must not
-/// keep a processor busy.
+/// The pause after a slow hash that no client waits for, as a multiple of its duration: tokens that change all the time
+/// must not keep a processor busy.
 const HASHING_PAUSE: u32 = 3;
 
 /// The remembered logins of a spool.
 pub(super) struct RememberedLogins {
-    /// Where they outlive the process; `None` for nowhere.
+    /// The file; `None` to remember logins in memory only.
     path: Option<PathBuf>,
-    /// How long an acceptance counts; zero for not at all.
+    /// How long an acceptance is valid; zero to remember nothing.
     max_age: Duration,
     hasher: Hasher,
     state: Mutex<LoginState>,
-    /// Locked while the file is written, so that an older state does not replace a newer one.
+    /// Locked during a write of the file, so that an older state does not replace a newer one.
     writing: Mutex<()>,
 }
 
 #[derive(Default)]
 struct LoginState {
-    /// By name.
+    /// By user name.
     users: HashMap<Box<str>, UserLogins>,
     mismatches: VecDeque<(Fingerprint, Instant)>,
-    /// Passwords that are being compared, each by all clients that present it.
+    /// Passwords that are being compared, each shared by all clients that present it.
     comparisons: HashMap<Fingerprint, Comparison>,
-    /// Number of answers of the upstream so far: a refusal that takes effect late must not undo a later acceptance.
+    /// Number of the upstream's answers so far: a late refusal must not undo a later acceptance.
     answers: u64,
-    /// Set when the file has to be written; cleared when it is.
+    /// Whether the file has to be written.
     is_dirty: bool,
-    /// Set while a task computes hashes and writes the file.
+    /// Whether a task is computing hashes and writing the file.
     is_working: bool,
 }
 
 struct Comparison {
     user: Box<str>,
-    /// Gone once no client waits for it.
+    /// Dangling once no client waits for it.
     outcome: Weak<OnceCell<bool>>,
 }
 
 impl RememberedLogins {
-    /// Reads the file. One that cannot be read is as good as none: clients then have to wait for the upstream.
+    /// Reads the file. If it cannot be read, nothing is remembered, and clients wait for the upstream.
     pub(super) fn open(path: Option<PathBuf>, max_age: Duration, now: Timestamp) -> Self {
         let mut state = LoginState::default();
         if let Some(path) = &path {
@@ -106,7 +106,7 @@ impl RememberedLogins {
         logins
     }
 
-    /// The time from which on an acceptance counts.
+    /// The oldest time of a valid acceptance.
     fn since(&self, now: Timestamp) -> u64 {
         now.0.saturating_sub(self.max_age.as_millis() as u64)
     }
@@ -127,7 +127,7 @@ impl RememberedLogins {
         self.hasher.fingerprint(credentials)
     }
 
-    /// The upstream has accepted a client's credentials. To be called within a runtime.
+    /// Records that the upstream has accepted a client's credentials. Must be called within a runtime.
     pub(super) fn accepted(self: &Arc<Self>, vhost: &str, credentials: &Arc<Credentials>, now: Timestamp) {
         if self.max_age.is_zero() || !can_be_remembered(credentials) {
             return;
@@ -136,7 +136,7 @@ impl RememberedLogins {
         let mut state = self.state.lock();
         let answer = state.next_answer();
         state.mismatches.retain(|(other, _)| *other != fingerprint);
-        // A user whose parameters are those of an older release gets new ones.
+        // Parameters of an older release are replaced.
         let is_old = |user: &UserLogins| !user.parameters.are_current();
         if state.users.get(&*credentials.username).is_none_or(is_old) {
             let Some(parameters) = HashParameters::new() else { return };
@@ -151,8 +151,8 @@ impl RememberedLogins {
         self.work(state);
     }
 
-    /// The upstream has refused these credentials, for one virtual host or for all: they count no longer. To be called within a
-    /// runtime.
+    /// Records that the upstream has refused these credentials, for one virtual host or for all: they are not valid any
+    /// more. Must be called within a runtime.
     pub(super) fn refused(self: &Arc<Self>, vhost: Option<&str>, credentials: &Arc<Credentials>) {
         if !can_be_remembered(credentials) {
             return;
@@ -165,14 +165,14 @@ impl RememberedLogins {
         let fingerprint = self.fingerprint(credentials);
         let is_mismatch = state.is_mismatch(fingerprint);
         state.forget(&credentials.username, fingerprint, vhost, answer);
-        // It may be one of those of which only the slow hash is known.
+        // It may be known by its slow hash only.
         let must_be_hashed = state
             .users
             .get(&*credentials.username)
             .is_some_and(|user| user.compare(fingerprint, vhost, 0) == Known::MustBeHashed);
         if vhost.is_none() && !is_mismatch {
-            // It counts no longer from now on, whether or not it can be compared.
-            // That is so for as long as it could count: there may be no room to compare it.
+            // It is treated as a mismatch at once, since there may be no capacity to compare it, for as long as its
+            // acceptance would be valid.
             state.add_mismatch(fingerprint, self.max_age);
         }
         self.work(state);
@@ -182,7 +182,7 @@ impl RememberedLogins {
         let (logins, vhost, credentials) =
             (Arc::clone(self), vhost.map(Box::<str>::from), Arc::clone(credentials));
         tokio::spawn(async move {
-            // Others' wrong passwords say nothing against the right one.
+            // A wrong password of another client must not invalidate the correct one.
             if logins.matches(fingerprint, &credentials).await {
                 let mut state = logins.state.lock();
                 state.forget(&credentials.username, fingerprint, vhost.as_deref(), answer);
@@ -191,7 +191,7 @@ impl RememberedLogins {
         });
     }
 
-    /// Whether the upstream has accepted these credentials lately, for this virtual host or for any.
+    /// Whether the upstream has accepted these credentials recently enough, for this virtual host or for any.
     pub(super) async fn are_remembered(
         self: &Arc<Self>,
         vhost: Option<&str>,
@@ -208,7 +208,7 @@ impl RememberedLogins {
         }
     }
 
-    /// Compares credentials as far as that is possible at once; with their fingerprint, if it was needed.
+    /// Compares credentials as far as possible without a slow hash. Returns the fingerprint as well, if it was computed.
     fn compare(
         &self,
         vhost: Option<&str>,
@@ -223,14 +223,14 @@ impl RememberedLogins {
         let user = state.users.get(&*credentials.username).filter(|user| user.has_any(vhost, since));
         let Some(user) = user else { return (Known::No, None) };
         let fingerprint = self.fingerprint(credentials);
-        // Refused a moment ago, or compared in vain.
+        // It was refused recently, or did not match.
         if state.is_mismatch(fingerprint) {
             return (Known::No, None);
         }
         (user.compare(fingerprint, vhost, since), Some(fingerprint))
     }
 
-    /// Compares credentials with the slow hashes of their user. Returns false without doing so if too many comparisons wait.
+    /// Compares credentials with their user's slow hashes. Returns false if too many comparisons wait.
     async fn matches(&self, fingerprint: Fingerprint, credentials: &Arc<Credentials>) -> bool {
         let Some(outcome) = self.state.lock().comparison(fingerprint, &credentials.username) else {
             tracing::debug!(user = credentials.username, "too many concurrent logins: offline check skipped");
@@ -253,7 +253,7 @@ impl RememberedLogins {
         is_same
     }
 
-    /// Forgets logins that count no longer, also in the file. To be called now and then, within a runtime.
+    /// Forgets expired logins, also in the file. Called periodically, within a runtime.
     pub(super) fn expire(self: &Arc<Self>, now: Timestamp) {
         self.forget_expired(now);
         self.work(self.state.lock());
@@ -271,7 +271,7 @@ impl RememberedLogins {
         has_changed
     }
 
-    /// Starts the task that computes hashes and writes the file, if there is work for it.
+    /// Starts the task that computes hashes and writes the file, if there is something to do.
     fn work(self: &Arc<Self>, mut state: MutexGuard<'_, LoginState>) {
         if state.is_dirty && !state.is_working {
             state.is_working = true;
@@ -287,7 +287,7 @@ impl RememberedLogins {
             let unhashed = {
                 let mut state = self.state.lock();
                 let unhashed = state.unhashed();
-                // A write that has failed is tried again with the next change.
+                // A failed write is repeated with the next change.
                 if unhashed.is_none() && !(state.is_dirty && is_written) {
                     state.is_working = false;
                     return;
@@ -311,7 +311,7 @@ impl RememberedLogins {
         let Unhashed { user, fingerprint, parameters, credentials } = unhashed;
         let hash = self.hasher.hash(*parameters, credentials).await;
         let mut state = self.state.lock();
-        // It may have been refused meanwhile.
+        // The secret may have been refused meanwhile.
         if let Some(user) = state.users.get_mut(user).filter(|user| user.parameters == *parameters)
             && let Some(hash) = hash
         {
@@ -320,7 +320,7 @@ impl RememberedLogins {
         }
     }
 
-    /// Writes the file again; returns whether that has worked. To be called where waiting for the disk is allowed.
+    /// Writes the file; returns whether that succeeded. Blocks on the disk.
     fn write(&self) -> bool {
         let Some(path) = &self.path else {
             self.state.lock().is_dirty = false;
@@ -369,7 +369,7 @@ impl LoginState {
         }
     }
 
-    /// The comparison of a password, joined to one that is already under way; `None` if too many wait.
+    /// The comparison of a password, shared with one that is in progress; `None` if too many wait.
     fn comparison(&mut self, fingerprint: Fingerprint, user: &str) -> Option<Arc<OnceCell<bool>>> {
         self.comparisons.retain(|_, comparison| comparison.outcome.strong_count() > 0);
         if let Some(comparison) = self.comparisons.get(&fingerprint) {
@@ -385,7 +385,7 @@ impl LoginState {
         Some(outcome)
     }
 
-    /// A password whose slow hash is missing.
+    /// A password whose slow hash has to be computed.
     fn unhashed(&self) -> Option<Unhashed> {
         self.users.iter().find_map(|(name, user)| user.unhashed(name))
     }

@@ -1,22 +1,22 @@
-//! The mode that an operator chooses for a spool.
+//! The operator's mode of a spool.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Whether a spool accepts and forwards messages, until its process ends or an operator changes it.
+/// Whether a spool accepts and forwards messages. Lasts until an operator changes it or the process ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ForwardingMode {
-    /// It accepts publishes and forwards them.
+    /// Accepts publishes and forwards messages.
     Running,
-    /// It accepts publishes and forwards none.
+    /// Accepts publishes and does not forward messages.
     Paused,
-    /// It forwards what it has and accepts nothing: publishers are blocked until it is empty, and publish directly to the
-    /// upstream then.
+    /// Forwards messages and accepts no publishes: publishers are blocked until the spool is empty, and then publish
+    /// directly to the upstream.
     Draining,
 }
 
 impl ForwardingMode {
-    /// One word, for operators.
+    /// The name for operators, one word.
     pub fn name(self) -> &'static str {
         match self {
             Self::Running => "running",
@@ -26,7 +26,7 @@ impl ForwardingMode {
     }
 }
 
-/// The mode, as all threads see it.
+/// The mode, shared by all threads.
 #[derive(Debug)]
 pub(super) struct ModeCell(AtomicU8);
 

@@ -1,4 +1,4 @@
-//! Messages that the upstream refuses permanently are in a local queue, with the reason in their headers.
+//! Messages that the upstream has refused permanently: kept in a local queue, with the reason in their headers.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,18 +14,18 @@ use spool::{Envelope, MessageRefusal, SpooledMessage};
 use super::local::{LocalSpool, SpoolQueue, persistent};
 use super::selection::SpoolSelection;
 
-/// Most parked messages that are listed, and most bytes of their records: they are in memory meanwhile.
+/// The maximum of parked messages that are listed, and of their records' bytes, since they are in memory meanwhile.
 const LISTED: usize = 10_000;
 const LISTED_BYTES: u64 = 32 << 20;
 
-/// Most messages, and bytes of their records, that move to a main queue in one step.
+/// The maximum of messages, and of their records' bytes, that move to a main queue in one step.
 const MOVED: usize = 1_000;
 const MOVED_BYTES: u64 = 8 << 20;
 
-/// How long a read of the disk may take before the rest of the messages counts as unreadable for now.
+/// How long reading from disk may take before the remaining messages are skipped.
 const READ_LIMIT: Duration = Duration::from_secs(10);
 
-/// The headers of a parked message, whose body is its record.
+/// The headers of a parked message. Its body is the spooled record.
 const CODE: &str = "x-leveret-refused-code";
 const REASON: &str = "x-leveret-refused-reason";
 const REFUSED_AT: &str = "x-leveret-refused-at";
@@ -35,7 +35,7 @@ const USER: &str = "x-leveret-user";
 const EXCHANGE: &str = "x-leveret-exchange";
 const ROUTING_KEY: &str = "x-leveret-routing-key";
 
-/// The queue of parked messages. Its messages are read by one caller at a time; each call blocks on the disk.
+/// The queue of parked messages. One caller at a time reads its messages, which blocks on the disk.
 pub(super) struct ParkedQueue {
     queue: Arc<Queue>,
     reading: Mutex<()>,
@@ -44,8 +44,8 @@ pub(super) struct ParkedQueue {
     tallies: Mutex<ParkedTallies>,
 }
 
-/// Bytes of parked messages by virtual host and user: of those that were parked since the start, and of all others once an
-/// operator has had them gone over.
+/// Bytes of parked messages by virtual host and user: of those parked since the start, and of earlier ones once an
+/// operation has scanned them.
 #[derive(Default)]
 struct ParkedTallies(HashMap<Box<str>, HashMap<Box<str>, u64>>);
 
@@ -64,23 +64,23 @@ impl ParkedTallies {
 pub struct ParkedMessage {
     /// The virtual host upstream.
     pub vhost: String,
-    /// The user who has published it.
+    /// The user who published it.
     pub user: String,
     /// The exchange, empty for the default one.
     pub exchange: String,
-    /// The routing key, with which it would be published again.
+    /// The routing key with which it would be published again.
     pub routing_key: String,
-    /// The reply text of the upstream's refusal, or why its record cannot be read.
+    /// The reply text of the upstream's refusal, or the reason why its record is unreadable.
     pub reason: String,
-    /// When it was accepted and refused, in milliseconds since 1970 by the wall clock; 0 if that is not known.
+    /// The time of acceptance, in milliseconds since 1970 on the wall clock; 0 if unknown.
     pub accepted_at: i64,
-    /// See `accepted_at`.
+    /// The time of refusal, like `accepted_at`.
     pub refused_at: i64,
-    /// Bytes of its body; 0 if its record cannot be read.
+    /// Bytes of its body; 0 if its record is unreadable.
     pub body_bytes: u64,
 }
 
-/// A parked message that has been read, with its record.
+/// A parked message that has been read: its record and its delivery.
 type ReadMessage = (Envelope, Delivery);
 
 impl ParkedQueue {
@@ -99,20 +99,21 @@ impl ParkedQueue {
         view.ready + view.unacknowledged
     }
 
-    /// Bytes of their records.
+    /// Bytes of the parked messages' records.
     pub(super) fn bytes(&self) -> u64 {
         self.queue.view().ready_bytes + self.read_bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes of those of a user in a virtual host, as far as that is known: after a restart, those from before are nobody's.
+    /// Bytes of a user's parked messages in a virtual host, as far as known: those from before a restart belong to nobody
+    /// at first.
     pub(super) fn bytes_of(&self, vhost: &str, user: &str) -> u64 {
         self.tallies.lock().of(vhost, user)
     }
 
-    /// Parks a message that has been taken from another queue. It is on disk as a parked one, or as before.
+    /// Parks a message taken from another queue, in one step on disk.
     ///
     /// # Errors
-    /// It could not be parked, and is unacknowledged as before.
+    /// It could not be parked, and is still unacknowledged.
     pub(super) fn park(
         &self,
         from: &Queue,
@@ -138,7 +139,7 @@ impl ParkedQueue {
         self.store(from, delivery, envelope.bytes().clone(), owner, &headers, now)
     }
 
-    /// Parks a message that is not a record of this release.
+    /// Parks a message that is no record of this release.
     ///
     /// # Errors
     /// As of [`Self::park`].
@@ -190,7 +191,7 @@ impl ParkedQueue {
     pub(super) fn purge(&self, selection: SpoolSelection<'_>, now: Timestamp) -> u64 {
         let _turn = self.reading.lock();
         if selection.is_everything() {
-            // A message that is parked in between counts as nobody's.
+            // A message parked in between is counted for nobody.
             *self.tallies.lock() = ParkedTallies::default();
             return self.queue.purge().0;
         }
@@ -203,8 +204,8 @@ impl ParkedQueue {
         count
     }
 
-    /// Moves the messages that are parked now to their main queues, behind those that wait there. `queue_of` finds that of a
-    /// message. Returns their number.
+    /// Moves the present parked messages to the ends of their main queues. `queue_of` finds a message's main queue.
+    /// Returns their number.
     pub(super) fn requeue(
         &self,
         local: &LocalSpool,
@@ -275,7 +276,7 @@ impl ParkedQueue {
             staying.sort_unstable_by_key(Delivery::position);
             let staying = staying.into_iter().map(Moving::unchanged).collect();
             if let Err(deliveries) = self.queue.move_to(&self.queue, staying, now) {
-                // The queue is gone, and nothing more comes of it.
+                // The queue was deleted, and nothing more can be read.
                 self.queue.requeue(deliveries, Returned::Released, now);
             }
             self.queue.requeue(later, Returned::Released, now);
@@ -291,10 +292,10 @@ impl ParkedQueue {
         self.tallies.lock().add(vhost, user, delivery.message().body_len() as u64);
     }
 
-    /// Moves messages of one user; returns their number.
+    /// Moves a user's messages; returns their number.
     ///
     /// # Errors
-    /// They could not be moved, and are unacknowledged as before.
+    /// They could not be moved, and are still unacknowledged.
     fn forward_again(
         &self,
         local: &LocalSpool,
@@ -307,12 +308,13 @@ impl ParkedQueue {
         let mut moving = Vec::with_capacity(run.len());
         for (envelope, delivery) in run {
             let record = renewed(&envelope, now);
-            // Counted before the forwarder may count it as gone.
+            // Counted before the forwarder can subtract it.
             local.accepted(queue, record.len() as u64, now.0);
             bytes += record.len() as u64;
             moving.push(Moving::changed(delivery, &properties, Body::Chunks(&[record])));
         }
-        // Before the messages are there: a forwarder that reads one asks the upstream about it.
+        // Must precede the move, so that the forwarder publishes the messages even if it knows a refusal of their
+        // destination.
         queue.requeued();
         if let Err(deliveries) = self.queue.move_to(queue.queue(), moving, now) {
             tracing::error!("cannot requeue parked messages: queue deleted");
@@ -343,7 +345,7 @@ impl ParkedQueue {
     }
 }
 
-/// Wakes a thread that waits for a message on disk.
+/// Wakes a thread that waits for a message to be read from disk.
 #[derive(Default)]
 struct Loaded {
     is_loaded: Mutex<bool>,
@@ -351,7 +353,7 @@ struct Loaded {
 }
 
 impl Loaded {
-    /// Blocks until it is woken. Returns false if that takes too long.
+    /// Blocks until it is woken. Returns false after a timeout.
     fn wait(&self) -> bool {
         let mut is_loaded = self.is_loaded.lock();
         if !*is_loaded {
@@ -368,13 +370,13 @@ impl Waiter for Loaded {
     }
 }
 
-/// The record of a message that is accepted again: its age begins again, or an old message would block publishers.
+/// The record of a message that is forwarded again. Its age starts anew, since an old message would block publishers.
 fn renewed(envelope: &Envelope, now: Timestamp) -> Bytes {
     let mut bytes = Vec::new();
     let message = SpooledMessage { accepted_at: now.0, ..envelope.message() };
     match message.encode(&mut bytes) {
         Ok(()) => bytes.into(),
-        // It has the same parts as a record that has been read.
+        // Cannot fail, since it has the parts of a record that was read.
         Err(_) => envelope.bytes().clone(),
     }
 }

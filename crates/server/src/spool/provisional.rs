@@ -1,7 +1,7 @@
-//! Clients that were admitted before the upstream had decided about their login, until it has.
+//! Clients admitted before the upstream has decided about their login.
 //!
-//! The upstream is asked about each of them as soon as it can be, whatever the forwarder of their messages is doing. Clients
-//! with the same credentials and virtual host share one question.
+//! The upstream is asked about each of them as soon as possible, independently of the forwarder of their messages.
+//! Clients with the same credentials and virtual host share one request.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -18,7 +18,7 @@ use super::refusals::is_permanent;
 use crate::backend::LoginError;
 use crate::upstream::retry::RETRY;
 
-/// Such a client, as its session knows it.
+/// A client's provisional login, shared with its session.
 pub(super) struct ProvisionalLogin {
     outbox: Arc<Outbox>,
     /// Set once.
@@ -26,19 +26,19 @@ pub(super) struct ProvisionalLogin {
 }
 
 impl ProvisionalLogin {
-    /// The upstream's decision, once there is one: the fault ends the connection.
+    /// The upstream's decision, once there is one. A fault ends the connection.
     pub(super) fn decision(&self) -> Option<&Result<(), Fault>> {
         self.decision.get()
     }
 }
 
-/// Asks the upstream about credentials in a virtual host, as soon as it can be asked.
+/// Requests the upstream's decision about credentials in a virtual host, as soon as it can be asked.
 pub(super) type AskUpstream = Arc<dyn Fn(Arc<Credentials>, Box<str>) -> Asking<()> + Send + Sync>;
 
 /// Virtual host and credentials.
 type ProvisionalKey = (Box<str>, Fingerprint);
 
-/// All such clients; a session that ends drops its own.
+/// All provisional logins. A session that ends drops its own.
 #[derive(Default)]
 pub(super) struct ProvisionalLogins(Mutex<HashMap<ProvisionalKey, Vec<Weak<ProvisionalLogin>>>>);
 
@@ -48,7 +48,7 @@ impl ProvisionalLogins {
         self.0.lock().values().flatten().filter(|login| login.strong_count() > 0).count()
     }
 
-    /// Adds a client; returns whether it is the first with its key, for which the upstream is to be asked.
+    /// Adds a client. Also returns whether it is the first with its key, for which the upstream has to be asked.
     fn add(&self, key: ProvisionalKey, outbox: &Arc<Outbox>) -> (Arc<ProvisionalLogin>, bool) {
         let login = Arc::new(ProvisionalLogin { outbox: Arc::clone(outbox), decision: OnceLock::new() });
         let mut logins = self.0.lock();
@@ -56,7 +56,7 @@ impl ProvisionalLogins {
             Entry::Occupied(same) => (same.into_mut(), false),
             Entry::Vacant(none) => (none.insert(Vec::new()), true),
         };
-        // The list stays within twice the number of clients that are there.
+        // Keeps the list within twice the number of present clients.
         if same.len() == same.capacity() {
             same.retain(|login| login.strong_count() > 0);
         }
@@ -64,7 +64,7 @@ impl ProvisionalLogins {
         (login, is_first)
     }
 
-    /// Ends the question if all of its clients have gone; returns whether it has ended.
+    /// Ends the request if all of its clients have disconnected; returns whether it has ended.
     fn end_if_unused(&self, key: &ProvisionalKey) -> bool {
         let mut logins = self.0.lock();
         let is_used = logins.get(key).is_some_and(|same| same.iter().any(|login| login.strong_count() > 0));
@@ -77,14 +77,14 @@ impl ProvisionalLogins {
     fn decide(&self, key: &ProvisionalKey, decision: &Result<(), Fault>) {
         let same = self.0.lock().remove(key).unwrap_or_default();
         for login in same.iter().filter_map(Weak::upgrade) {
-            // Nobody else sets it.
+            // Set here only.
             let _ = login.decision.set(decision.clone());
             login.outbox.nudge();
         }
     }
 }
 
-/// Adds a client to a queue's provisional ones. `asking` is the question that has been put to the upstream, or is to be.
+/// Adds a client to a queue's provisional ones. `asking` is the request, in progress or yet to start.
 pub(super) fn verify_later(
     logins: &Arc<ProvisionalLogins>,
     (queue, fingerprint): (&Arc<SpoolQueue>, Fingerprint),
@@ -102,7 +102,7 @@ pub(super) fn verify_later(
     login
 }
 
-/// Asks until the upstream decides, or until nobody waits for that.
+/// Asks until the upstream decides, or until no client waits for the decision.
 async fn verify(
     logins: &ProvisionalLogins,
     key: &ProvisionalKey,

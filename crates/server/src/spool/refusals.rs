@@ -1,10 +1,10 @@
-//! Refusals of credentials that the upstream has accepted before: permanently, or for now.
+//! Refusals of credentials that the upstream has accepted before: permanent or temporary.
 
 use amqp::{Fault, ReplyCode};
 
-/// Whether the user may not log in, or not enter the virtual host, until an operator changes that. Anything else may be over
-/// soon: RabbitMQ answers with 530 NOT_ALLOWED, too, if a limit on connections is reached, if the virtual host is down on its
-/// node, or if a service that it asks about permissions is away.
+/// Whether the user may not log in, or not open the virtual host, until an operator changes that. Other refusals may be
+/// temporary: RabbitMQ also answers 530 NOT_ALLOWED if a connection limit is reached, the virtual host is down on its
+/// node, or an authorisation service is unavailable.
 pub(super) fn is_permanent(fault: &Fault, vhost: &str) -> bool {
     match fault.code {
         ReplyCode::AccessRefused => !spool::is_backend_error(&fault.text),
@@ -20,7 +20,7 @@ fn denies_vhost(text: &str, vhost: &str) -> bool {
         rest.strip_prefix("' refused for user '")?.strip_suffix('\'')
     };
     let missing = || text.strip_prefix("vhost ")?.strip_prefix(vhost)?.strip_suffix(" not found");
-    // Behind a colon would be the reason why it is refused now.
+    // Text after a colon would be the reason of a temporary refusal.
     refused().is_some_and(|user| !user.contains("': ")) || missing() == Some("")
 }
 
@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_refusal_of_the_user_lasts() {
+    fn only_refusals_of_the_user_are_permanent() {
         let not_allowed =
             |text: &str| is_permanent(&Fault::new(ReplyCode::NotAllowed, text.to_owned()), "orders");
         for text in ["access to vhost 'orders' refused for user 'edge'", "vhost orders not found"] {

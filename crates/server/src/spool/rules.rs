@@ -1,8 +1,8 @@
-//! Which publishes are spooled.
+//! The rules that select the publishes to be spooled.
 
 use broker::{Pattern, PatternError};
 
-/// Matches publishes by virtual host, user and exchange; an expression that is missing matches all.
+/// Matches publishes by virtual host, user and exchange. A missing expression matches everything.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SpoolRule {
     vhost: Option<Pattern>,
@@ -12,7 +12,7 @@ pub struct SpoolRule {
 
 impl SpoolRule {
     /// Compiles the expressions, which may match anywhere in a name unless they are anchored. `^$` matches the default
-    /// exchange alone.
+    /// exchange only.
     ///
     /// # Errors
     /// One of them is not a regular expression.
@@ -25,7 +25,7 @@ impl SpoolRule {
         Ok(Self { vhost: compile(vhost)?, user: compile(user)?, exchange: compile(exchange)? })
     }
 
-    /// Its expressions for virtual host, user and exchange, as they were given.
+    /// Its expressions for virtual host, user and exchange, as given.
     pub fn texts(&self) -> [Option<&str>; 3] {
         [&self.vhost, &self.user, &self.exchange].map(|pattern| pattern.as_ref().map(Pattern::text))
     }
@@ -40,7 +40,7 @@ fn matches(pattern: &Option<Pattern>, name: &str) -> bool {
 pub(crate) struct SpoolRules(pub(super) Vec<SpoolRule>);
 
 impl SpoolRules {
-    /// The exchanges whose publishes are spooled for clients of a user in a virtual host; `None` if there are none.
+    /// The exchanges whose publishes are spooled for a user's clients in a virtual host; `None` if no rule matches.
     pub(crate) fn exchanges_of(&self, vhost: &str, user: &str) -> Option<SpooledExchanges> {
         let concerns = |rule: &&SpoolRule| matches(&rule.vhost, vhost) && matches(&rule.user, user);
         let exchanges: Vec<_> = self.0.iter().filter(concerns).map(|rule| rule.exchange.clone()).collect();
@@ -48,11 +48,11 @@ impl SpoolRules {
     }
 }
 
-/// The exchanges that matching rules of a client name. Most clients use one exchange again and again.
+/// The exchanges of a client's matching rules, with a cache of the last one, since most clients use one exchange.
 #[derive(Debug)]
 pub(crate) struct SpooledExchanges {
     exchanges: Vec<Option<Pattern>>,
-    /// The last exchange that was asked for, and the answer.
+    /// The last exchange that was checked, and the result.
     last: Option<(Box<str>, bool)>,
 }
 

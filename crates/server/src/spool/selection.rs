@@ -10,7 +10,7 @@ pub struct SpoolSelection<'a> {
 }
 
 impl SpoolSelection<'_> {
-    /// Whether it has the messages of a user in a virtual host.
+    /// Whether it includes the messages of a user in a virtual host.
     pub(super) fn contains(self, vhost: &str, user: &str) -> bool {
         self.user.is_none_or(|wanted| wanted == user) && self.vhost.is_none_or(|wanted| wanted == vhost)
     }

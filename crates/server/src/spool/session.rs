@@ -1,7 +1,7 @@
 //! A client's session in front of the upstream, with a spool for some of its publishes.
 //!
-//! Frames pass in both directions; a publish that is to be spooled is taken out ([`publishing`]) and confirmed once it is on
-//! disk ([`storing`]), and confirms get the client's own numbers ([`answers`]).
+//! Frames are passed in both directions. A publish to be spooled is taken out ([`publishing`]) and confirmed once it is
+//! on disk ([`storing`]); confirms are renumbered to the client's numbers ([`answers`]).
 
 mod answers;
 mod blocking;
@@ -44,67 +44,67 @@ use self::contents::UnfinishedContents;
 use self::publishing::PublishRoute;
 use self::refusing::{RefusedChannels, RefusedFrame};
 
-/// A session of the pool whose client's publishes are spooled if their exchange is among those of the rules.
+/// A pool session whose publishes to the rules' exchanges are spooled.
 pub(super) struct SpoolingSession {
     inner: Box<dyn BackendSession>,
-    /// The answers of `inner`.
+    /// The outbox with the answers of `inner`.
     from_inner: InnerOutbox,
-    /// The client's.
+    /// The client's outbox.
     outbox: Arc<Outbox>,
-    /// Nudges the client's outbox, for `from_inner`.
+    /// Wakes the client's task for `from_inner`.
     waker: Waker,
-    /// The same, for the disk.
+    /// Wakes the client's task for the disk.
     nudge: Arc<dyn Waiter>,
-    /// Bytes of `inner` that are not a whole frame yet.
+    /// Bytes of an incomplete frame from `inner`.
     received: Vec<u8>,
     local: Arc<LocalSpool>,
     queue: Arc<SpoolQueue>,
-    /// Set from the start if the client was admitted before the upstream had decided about it; cleared when it has.
+    /// Set at the start if the client was admitted before the upstream's decision; cleared when there is one.
     provisional: Option<Arc<ProvisionalLogin>>,
     connection: ConnectionAnswers,
     refused: RefusedChannels,
     publisher: Publisher,
-    /// Property flags and list of local messages.
+    /// The encoded properties (flags and list) of local messages.
     properties: Vec<u8>,
     exchanges: SpooledExchanges,
     channels: SpoolChannels,
-    /// Messages that the client has in part.
+    /// Messages that were sent to the client in part.
     contents: UnfinishedContents,
-    /// Publishes that the publisher has not handed over.
+    /// Publishes that the publisher has not flushed.
     unflushed: Vec<SpooledPublish>,
-    /// Publishes that are not known to be on disk, in order.
+    /// Publishes not known to be on disk, in order, with the log positions that they wait for.
     waiting: VecDeque<(Lsn, Vec<SpooledPublish>)>,
-    /// Pauses while the disk falls behind, or until the next turn.
+    /// Pauses publishing while the disk falls behind, or until the next turn.
     publish_gate: PublishGate,
-    /// The share of the room for incomplete messages.
+    /// The share of the budget for incomplete messages.
     incomplete: Holding,
     /// Set while an alarm of the spool blocks the client.
     blocked: Option<Blocked>,
-    /// Whether the client understands connection.blocked.
+    /// Whether the client supports connection.blocked.
     takes_blocked: bool,
     frame_max: u32,
-    /// A channel is to be closed once everything is on disk; nothing is read meanwhile.
+    /// Set when a channel has to be closed once everything is on disk. The client is not read meanwhile.
     waits_for_disk: bool,
     life: SpoolingLife,
 }
 
-/// A spooled publish that is not on disk.
+/// A spooled publish that is not on disk yet.
 struct SpooledPublish {
     channel: u16,
     /// Distinguishes the channel from earlier ones with the same number.
     opening: u64,
-    /// The number of its confirm, if the client wants one.
+    /// The delivery tag of its confirm, if the channel is in confirm mode.
     number: Option<u64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SpoolingLife {
     Open,
-    /// The client closes its connection, and the disk is waited for.
+    /// The client has closed its connection; publishes are being written to disk.
     Storing,
     /// `inner` is being closed.
     Closing,
-    /// `inner` is closed, or has failed while it was.
+    /// `inner` is closed, or has failed while closing.
     Closed,
     Ended,
 }
@@ -158,14 +158,14 @@ impl SpoolingSession {
         match Method::decode(frame.payload) {
             Ok(Method::BasicPublish(publish)) => self.publish(frame, &publish, rest, now),
             Ok(method) => {
-                // Behind an acknowledgement it takes only others, and nothing here has to see those.
+                // After an acknowledgement it takes only further acknowledgements, which need no handling here.
                 let rest = if matches!(method, Method::BasicAck(_)) { rest } else { &[] };
                 let taken = self.inner.handle_frame(frame, rest, now)?;
                 self.channels.handle_method(number, &method);
                 self.release_incomplete();
                 Ok(taken)
             }
-            // The upstream's session answers it.
+            // The upstream's session answers a malformed method.
             Err(_) => self.inner.handle_frame(frame, &[], now),
         }
     }
@@ -186,7 +186,7 @@ impl SpoolingSession {
                 let now = self.local.timestamp(transport::now());
                 self.local.logins().accepted(self.queue.vhost(), &credentials, now);
                 self.queue.logged_in(credentials);
-                // It concerns the secret before.
+                // The decision was about the previous secret.
                 self.provisional = None;
             }
             self.release_incomplete();
@@ -195,12 +195,12 @@ impl SpoolingSession {
             self.received = Vec::new();
         }
         if (has_passed && !self.refused.is_empty()) || self.contents.waiting() < waiting {
-            // Closing continues after a nudge, and it is worth asking again whether there is room.
+            // Lets the closing continue, and capacity be checked again.
             self.outbox.nudge();
         }
     }
 
-    /// Gives back the room of incomplete messages whose channels are gone.
+    /// Releases the budget of incomplete messages on closed channels.
     fn release_incomplete(&mut self) {
         let bytes = self.channels.take_released();
         if bytes > 0 {
@@ -208,7 +208,7 @@ impl SpoolingSession {
         }
     }
 
-    /// Whether a frame may be taken as far as the spool is concerned.
+    /// Whether the spool permits taking a frame now.
     fn spool_takes(&mut self, frame: &Frame<'_>, now: Instant) -> bool {
         let number = frame.channel;
         if frame.kind != FrameKind::Method {
@@ -231,7 +231,7 @@ impl SpoolingSession {
         }
     }
 
-    /// Ends a client that the upstream has refused after it was admitted.
+    /// Disconnects a client that the upstream has refused after its admission.
     fn check_decision(&mut self) -> Result<(), Fault> {
         let decision = self.provisional.as_ref().and_then(|login| login.decision().cloned());
         if decision.is_some() {
@@ -248,10 +248,10 @@ impl SpoolingSession {
             self.inner.handle_capacity(now);
             self.pass_answers();
         }
-        outcome.and_then(|()| self.go_on_refusing(now))
+        outcome.and_then(|()| self.continue_refusing(now))
     }
 
-    /// Continues to close, as far as that is possible now.
+    /// Continues closing, as far as possible now.
     fn continue_close(&mut self, now: Instant) {
         if self.life == SpoolingLife::Storing && self.is_on_disk() {
             self.life = if self.inner.close(now) { SpoolingLife::Closed } else { SpoolingLife::Closing };
@@ -262,7 +262,7 @@ impl SpoolingSession {
     }
 }
 
-/// Class and method ids, with which the payload of a method's frame begins.
+/// Class and method ids, with which a method frame's payload begins.
 const CHANNEL_CLOSE: [u8; 4] = [0, 20, 0, 40];
 const BASIC_PUBLISH: [u8; 4] = [0, 60, 0, 40];
 
@@ -312,7 +312,7 @@ impl BackendSession for SpoolingSession {
             self.life = SpoolingLife::Closed;
         }
         self.continue_close(now);
-        // The client has closed its connection; what is not on disk yet must be.
+        // The client has closed its connection; its remaining publishes still have to reach the disk.
         Ok(())
     }
 

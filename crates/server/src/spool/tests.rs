@@ -31,20 +31,20 @@ use crate::upstream::multiplexing::UpstreamLogin;
 use crate::upstream::multiplexing::task::{OpenError, OpenUpstream};
 use crate::upstream::multiplexing::tests::{USER, Upstream};
 
-/// A spool whose disk is written to when a test says so.
+/// A spool with a disk, whose writes the test runs.
 struct Simulated {
     spool: Arc<Spool>,
-    /// That of the local queues.
+    /// The broker of the local queues.
     broker: Arc<Broker>,
     rounds: Rounds,
     upstream: Upstream,
     /// Whether the upstream can be reached.
     is_reachable: Arc<AtomicBool>,
-    /// Of each connection that was asked for, whether it was to be isolated.
+    /// For each requested connection, whether it was to be isolated.
     isolated: Arc<Mutex<Vec<bool>>>,
     /// Credentials that the upstream refuses.
     refused: Arc<Mutex<Vec<Credentials>>>,
-    /// Whether a forwarder panics that asks for a connection.
+    /// Whether a forwarder panics when it requests a connection.
     is_broken: Arc<AtomicBool>,
 }
 
@@ -57,7 +57,7 @@ impl Simulated {
         Self::start(Arc::new(disk.clone()), Upstream::new(), clock, config)
     }
 
-    /// On a disk that may have messages, in front of an upstream.
+    /// A spool on a disk that may have messages, in front of an upstream.
     fn on(disk: Arc<dyn Disk>, upstream: Upstream, config: SpoolConfig) -> Self {
         Self::start(disk, upstream, Clock::start(), config)
     }
@@ -110,7 +110,7 @@ impl Simulated {
         while !matches!(self.rounds.step(), store::journal::CommitOutcome::Idle) {}
     }
 
-    /// The local queue of the user, after a client of it has logged in.
+    /// The user's local queue, after a client has logged in.
     fn queue(&self) -> Arc<SpoolQueue> {
         let queue = self.spool.queue("/", USER).unwrap();
         queue.logged_in(Arc::new(Credentials::plain(USER, "secret")));
@@ -123,7 +123,7 @@ impl Simulated {
         status.clone()
     }
 
-    /// Lets the tasks run until they wait for time to pass, which then does.
+    /// Runs the tasks until they only wait for time, and advances the time.
     async fn pass(&mut self, time: Duration) {
         tokio::time::sleep(time).await;
         self.write_all();
@@ -146,7 +146,7 @@ fn config() -> SpoolConfig {
     }
 }
 
-/// Spools messages for an exchange, whose bodies are these numbers.
+/// Spools messages for an exchange, with these numbers as bodies.
 fn spool_some(
     spool: &Spool,
     queue: &SpoolQueue,
@@ -176,7 +176,7 @@ fn spool_at(
     );
 }
 
-/// Spools a message of this number of bytes.
+/// Spools a message of this size.
 fn spool_large(spool: &Spool, queue: &SpoolQueue, exchange: &str, bytes: usize) {
     let accepted_at = spool.local.timestamp(transport::now()).0;
     let properties = amqp::properties::NO_PROPERTIES;

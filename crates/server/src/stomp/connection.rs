@@ -17,7 +17,7 @@ use crate::registry::{ClientSession, NewConnection, OpenConnection};
 use crate::server::MAX_UNSPLIT_MESSAGE;
 use crate::websocket::FrameMapping;
 
-/// Time limit for the receipt of a client that has disconnected, which waits for the disk.
+/// Time limit for the receipt of a DISCONNECT, which waits for the disk.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The STOMP part of a client's connection.
@@ -30,7 +30,7 @@ pub(crate) struct StompConnection {
     /// The login that the upstream is asked about. Nothing is read meanwhile.
     login: Option<StompLogin>,
     is_over: bool,
-    /// The client has sent DISCONNECT: nothing more is read.
+    /// Whether the client has sent DISCONNECT. It is not read any more then.
     is_leaving: bool,
 }
 
@@ -41,8 +41,8 @@ impl StompConnection {
         self.machine.session().to_string()
     }
 
-    /// Whether more can be taken now. Input refused because of the backlog is shown again when the client has
-    /// read some of its output.
+    /// Whether more input can be taken. Input refused because of the backlog is passed in again when the client has read
+    /// some output.
     fn takes(&self) -> bool {
         !self.is_over
             && self.login.is_none()
@@ -95,7 +95,7 @@ impl StompConnection {
         (step.taken, outcome)
     }
 
-    /// Handles the outcome of a login, as far as it is known.
+    /// Handles a login that is decided, refused, or being checked.
     fn logs_in(&mut self, login: Result<StompLogin, LoginFailure>, now: Instant) {
         match login {
             Ok(StompLogin::Accepted(session)) => self.entered(session, now),
@@ -104,7 +104,7 @@ impl StompConnection {
                 self.core.ends(ending, || fault.to_string());
                 self.fail(fault, None, now);
             }
-            // The client must not see a refusal: its connection ends as one to a dead broker does.
+            // The client must not see a refusal: its connection is closed as if its broker were down.
             Err(LoginFailure::Unavailable(reason)) => {
                 self.core.ends(Ending::Failed, || reason);
                 self.over(now);
@@ -112,7 +112,7 @@ impl StompConnection {
         }
     }
 
-    /// The client is logged in.
+    /// Handles a successful login.
     fn entered(&mut self, mut session: Box<dyn StompSession>, now: Instant) {
         let mut out = Vec::new();
         self.machine.accept(Arc::clone(session.name()), now, &mut out);
@@ -123,7 +123,7 @@ impl StompConnection {
 
     /// Makes the connection visible to operators.
     fn register(&mut self, session: &mut dyn StompSession, now: Instant) {
-        // As RabbitMQ shows it: whole seconds.
+        // In whole seconds, as RabbitMQ shows it.
         let heart_beat = self.machine.expected_heart_beat().map_or(0, |interval| interval.as_secs());
         let heartbeat_secs = u16::try_from(heart_beat).unwrap_or(u16::MAX);
         let view = OpenConnection::new(NewConnection {
@@ -147,14 +147,14 @@ impl StompConnection {
         self.core.opened(view);
     }
 
-    /// Shows operators what the session has by now.
+    /// Publishes the session's current figures to operators' lists.
     fn note_session(&self) {
         if let Some(session) = self.core.session() {
             session.set_subscriptions(self.machine.subscription_count());
         }
     }
 
-    /// Ends the connection if an operator has asked for that.
+    /// Ends the connection if an operator has closed it.
     fn leave_if_asked(&mut self, now: Instant) {
         if self.session.is_none() || self.is_over {
             return;
@@ -166,7 +166,7 @@ impl StompConnection {
         }
     }
 
-    /// Answers requests whose changes are on disk. The answer to a DISCONNECT is the last.
+    /// Sends the receipts that are due. The receipt of a DISCONNECT is the last.
     fn settle_receipts(&mut self, now: Instant) {
         let Some(session) = &mut self.session else { return };
         let mut out = Vec::new();
@@ -201,7 +201,7 @@ impl StompConnection {
     fn fail(&mut self, fault: StompFault, receipt: Option<&str>, now: Instant) {
         let mut out = Vec::new();
         let end = self.machine.fail(fault, receipt, &mut out);
-        // Requests before the fault are in order.
+        // Requests before the fault still take effect.
         self.end_session(now);
         self.append(&out);
         if let Some(end) = end {
@@ -209,7 +209,7 @@ impl StompConnection {
         }
     }
 
-    /// While the server drains: closes the client once it has its receipts or the time limit has passed.
+    /// During a drain: closes the client once it has its receipts, or after the time limit.
     fn leave_drained(&mut self, now: Instant) {
         if !self.core.shared.is_draining() || self.is_over || self.is_leaving {
             return;
@@ -248,7 +248,7 @@ impl StompConnection {
         self.core.deadline = None;
     }
 
-    /// Records the session's upstream connections while it has them.
+    /// Records the session's upstream connections, for the log, while it has them.
     fn note_upstreams(&mut self) {
         if let (Some(session), Some(record)) = (&self.session, &mut self.core.record)
             && record.upstreams.is_empty()
@@ -273,14 +273,14 @@ enum Outcome {
     Done,
     Ended(StompEnd),
     LogIn(Result<StompLogin, LoginFailure>),
-    /// A fault, with the receipt that was asked for.
+    /// A fault, with the receipt that the frame asked for.
     Failed(StompFault, Option<Box<str>>),
 }
 
-/// Cost of a frame before its request is handled, in nanoseconds: its headers are parsed.
+/// Cost of a frame before its request is handled, in nanoseconds: for parsing its headers.
 const FRAME: u32 = 400;
 
-/// The equivalent of basic.nack in AMQP.
+/// The equivalent of AMQP's basic.nack.
 fn full_queue() -> StompFault {
     StompFault::new(
         "Message refused",

@@ -8,7 +8,7 @@ use md5::{Digest, Md5};
 use stomp::destination::Destination;
 use stomp::{Headers, StompFault};
 
-/// Queues that a connection remembers as declared; beyond that, it starts over.
+/// The maximum of queues that a connection remembers as declared; above it, all are forgotten.
 pub(super) const MAX_DECLARED: usize = 1024;
 
 /// How a queue is to be declared.
@@ -21,10 +21,10 @@ pub(super) struct Declaration {
 }
 
 impl Declaration {
-    /// For `/queue`: durable, unless the headers say otherwise. A queue that is not durable goes with its connection.
+    /// For `/queue`: durable, unless the headers say otherwise. A queue that is not durable is exclusive.
     ///
-    /// `persistent` on a SUBSCRIBE means the same as `durable`. On a SEND it concerns the message; in RabbitMQ it
-    /// concerns the queue as well, and `persistent:false` requests an exclusive queue, which cannot be intended.
+    /// `persistent` on a SUBSCRIBE means the same as `durable`. On a SEND it concerns the message. In RabbitMQ it also
+    /// concerns the queue, and `persistent:false` requests an exclusive queue, which cannot be intended.
     pub(super) fn of_queue(headers: &Headers<'_>, is_send: bool) -> Result<Self, StompFault> {
         let durable = durable(headers, is_send)?.unwrap_or(true);
         Ok(Self {
@@ -35,7 +35,8 @@ impl Declaration {
         })
     }
 
-    /// For a subscription to `/topic` or `/exchange`: it goes with its subscriber, unless the headers say otherwise.
+    /// For a subscription to `/topic` or `/exchange`: the queue is deleted with the subscription, unless the headers say
+    /// otherwise.
     pub(super) fn of_subscription(
         headers: &Headers<'_>,
         compatibility: Compatibility,
@@ -50,7 +51,7 @@ impl Declaration {
         })
     }
 
-    /// For replies to a connection's requests.
+    /// For the reply queues of a connection.
     pub(super) fn of_replies() -> Self {
         Self { durable: false, auto_delete: true, exclusive: true, arguments: FieldTable::new() }
     }
@@ -66,7 +67,7 @@ fn durable(headers: &Headers<'_>, is_send: bool) -> Result<Option<bool>, StompFa
     if durable.is_some() || is_send { Ok(durable) } else { headers.flag("persistent") }
 }
 
-/// The name of a subscription's queue: as requested, or derived from id and destination if durable, or generated.
+/// The name of a subscription's queue: requested, or derived from id and destination if durable, or generated.
 pub(super) fn subscription_queue(
     destination: &Destination<'_>,
     headers: &Headers<'_>,
@@ -81,8 +82,8 @@ pub(super) fn subscription_queue(
     })
 }
 
-/// The name that RabbitMQ gives the queue of a durable subscription, so that migrated clients find theirs
-/// again: the MD5 of the Erlang term `{Key, Id}`, both of them lists of bytes, in URL-safe base 64.
+/// RabbitMQ's name for the queue of a durable subscription, so that migrated clients find theirs: the MD5 of the Erlang
+/// term `{Key, Id}`, two lists of bytes, in URL-safe Base64.
 fn digest(key: &str, id: &str) -> String {
     let mut term = vec![131, 104, 2];
     for text in [key, id] {
@@ -93,7 +94,7 @@ fn digest(key: &str, id: &str) -> String {
                 term.extend_from_slice(&len.to_be_bytes());
                 term.extend_from_slice(text.as_bytes());
             }
-            // Unreachable: headers are shorter, and AMQP keys much shorter.
+            // Unreachable: headers and AMQP keys are much shorter.
             Err(_) => term.extend_from_slice(text.as_bytes()),
         }
     }
@@ -116,5 +117,5 @@ fn arguments(headers: &Headers<'_>) -> Result<FieldTable, StompFault> {
     Ok(table)
 }
 
-/// The beginning of the names of subscriptions' queues.
+/// Prefix of the names of subscriptions' queues.
 pub(super) const SUBSCRIPTION_QUEUE: &str = "stomp-subscription-";

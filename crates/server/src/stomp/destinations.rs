@@ -1,4 +1,4 @@
-//! Checks of destinations and subscriptions that every backend needs.
+//! Checks of destinations and subscriptions for every backend.
 
 use amqp::FieldValue;
 use amqp::error::ReplyCode;
@@ -9,7 +9,7 @@ use stomp::{Headers, StompFault};
 use super::properties::check_short;
 use super::session::of_fault;
 
-/// Reply queues that one connection may have: the client chooses their names.
+/// The maximum of reply queues of a connection, whose names the client chooses.
 const MAX_REPLIES: usize = 1024;
 
 /// Parses a destination, and checks that its names fit AMQP.
@@ -43,7 +43,7 @@ pub(super) fn check_replies(count: usize) -> Result<(), StompFault> {
     Err(StompFault::new("Too many temporary queues", detail))
 }
 
-/// Refuses a header of SUBSCRIBE that would change which messages are delivered and has no effect.
+/// Refuses a SUBSCRIBE header that has no effect here, but would change which messages are delivered.
 pub(super) fn refuse_header(headers: &Headers<'_>, name: &str, why: &str) -> Result<(), StompFault> {
     if headers.get(name).is_none() {
         return Ok(());
@@ -51,7 +51,7 @@ pub(super) fn refuse_header(headers: &Headers<'_>, name: &str, why: &str) -> Res
     Err(of_fault(amqp::Fault::new(ReplyCode::NotImplemented, format!("{name}: {why}"))))
 }
 
-/// The argument for a subscription's consumer that the header `x-priority` asks for.
+/// The consumer argument for the header `x-priority`.
 pub(super) fn consumer_priority(
     headers: &Headers<'_>,
 ) -> Result<Option<(&'static str, FieldValue)>, StompFault> {
@@ -59,7 +59,7 @@ pub(super) fn consumer_priority(
     Ok(priority.map(|priority| ("x-priority", FieldValue::I32(priority))))
 }
 
-/// Refuses selectors, which RabbitMQ ignores.
+/// Refuses a selector, which RabbitMQ would ignore.
 pub(super) fn refuse_selector(headers: &Headers<'_>) -> Result<(), StompFault> {
     let why = "messages cannot be selected by their headers: bind to an exchange of type headers";
     refuse_header(headers, "selector", why)

@@ -17,31 +17,31 @@ use crate::client::{BackendRequest, ConnectionCore, Ending};
 use crate::limits::LimitReached;
 use crate::upstream::{self, OpenedUpstream, UpstreamRequest};
 
-/// A login that was not refused.
+/// A login that was accepted or is being checked.
 pub(super) enum StompLogin {
     Accepted(Box<dyn StompSession>),
-    /// The upstream is asked.
+    /// The upstream is being asked.
     Asked(Box<AskedLogin>),
-    /// The embedded broker asks another auth backend.
+    /// The embedded broker is asking another auth backend.
     AskedByBroker(Box<BrokerLogin>),
 }
 
-/// A login to the embedded broker, which asks another auth backend about it.
+/// A login to the embedded broker that another auth backend is checking.
 pub(super) struct BrokerLogin {
     request: BackendRequest<Result<Identity, LoginRefused>>,
     client: BrokerClient,
 }
 
-/// A client that logs in to the embedded broker.
+/// A client that is logging in to the embedded broker.
 struct BrokerClient {
     broker: Arc<Broker>,
-    /// As the client gives it.
+    /// As the client sent it.
     user: Box<str>,
     vhost: Box<str>,
     version: StompVersion,
 }
 
-/// A login that the upstream is asked about.
+/// A login that the upstream is checking.
 pub(super) struct AskedLogin {
     request: BackendRequest<Result<OpenedUpstream, LoginError>>,
     user: Box<str>,
@@ -49,10 +49,10 @@ pub(super) struct AskedLogin {
     version: StompVersion,
 }
 
-/// Why a client is not logged in.
+/// The reason why a client is not logged in.
 pub(super) enum LoginFailure {
     Refused(StompRefused),
-    /// The upstream cannot be asked.
+    /// The upstream is unreachable.
     Unavailable(String),
 }
 
@@ -87,11 +87,11 @@ pub(super) fn log_in(
     let (user, passcode) = match (connect.login(), connect.passcode(), unnamed) {
         (None, _, Some(user)) => (user, None),
         (Some(user), Some(passcode), _) => (user, Some(passcode)),
-        // RabbitMQ's default is guest here. This server admits a client without a login only if the
-        // operator has configured a user for it.
+        // RabbitMQ's default here is guest. This server admits a client without a login only if the operator has
+        // configured a user for that.
         _ => return Err(bad_connect("Missing login or passcode header(s)").into()),
     };
-    // In RabbitMQ, a missing host means the default virtual host.
+    // As in RabbitMQ, a missing host means the default virtual host.
     let vhost = connect.host().unwrap_or("/");
     core.logs_in(user);
     core.enters(vhost);
@@ -144,7 +144,7 @@ pub(super) fn log_in(
 }
 
 impl BrokerClient {
-    /// Begins to check the login.
+    /// Starts the check of the login.
     fn authenticate(&self, core: &ConnectionCore, passcode: Option<&str>) -> LoginAnswer {
         let is_loopback = core.peer.is_loopback();
         match passcode {
@@ -186,7 +186,7 @@ impl BrokerClient {
                 core.login_refused(user, &error.to_string());
                 vhost_denied(vhost)
             }
-            // A limit of the user or the virtual host was reached.
+            // The error is a limit of the user or of the virtual host.
             error => bad_connect(error.to_string()),
         })?;
         let outbox = Arc::clone(&core.outbox);
@@ -196,7 +196,7 @@ impl BrokerClient {
 }
 
 impl StompLogin {
-    /// The outcome of a login that another server was asked about, once known.
+    /// The outcome of a login that is being checked, once it is known.
     pub(super) fn poll(&self, core: &mut ConnectionCore) -> Option<Result<Self, LoginFailure>> {
         match self {
             Self::Accepted(_) => None,

@@ -3,13 +3,13 @@
 //! | STOMP | AMQP |
 //! |---|---|
 //! | `content-type`, `content-encoding`, `correlation-id`, `expiration`, `priority`, `reply-to`, `timestamp`, `type`, `user-id`, `app-id` | the property of that name |
-//! | `amqp-message-id` | message_id: STOMP's own `message-id` names a delivery |
+//! | `amqp-message-id` | message_id, since STOMP's own `message-id` identifies a delivery |
 //! | `persistent` | delivery_mode 2 |
 //! | any other | the header of that name, as text |
 //!
-//! Headers that concern the frame and not the message are not mapped: `content-length`, `destination`, `receipt`,
-//! `transaction`. Clients receive headers that are text, numbers or booleans; tables, arrays and bytes have no
-//! form in STOMP. RabbitMQ's `reply-to` for queues, `/reply-queue/…`, is a destination to reply to.
+//! Headers of the frame itself are not mapped: `content-length`, `destination`, `receipt`, `transaction`. Clients receive
+//! headers that are text, numbers or booleans; tables, arrays and bytes have no form in STOMP. RabbitMQ's `reply-to` for
+//! queues, `/reply-queue/…`, is a destination for replies.
 
 use std::borrow::Cow;
 
@@ -18,10 +18,10 @@ use amqp::{FieldTable, FieldValue, Properties, RawTable};
 use stomp::destination::{PREFIXES, REPLY_QUEUE_PREFIX};
 use stomp::{FrameWriter, Headers, StompFault};
 
-/// Bytes of an AMQP short string: a name, a key, a property.
+/// The maximum length of an AMQP short string, in bytes.
 pub(super) const MAX_SHORT: usize = 255;
 
-/// Encodes the AMQP properties (flags and list) of a SEND. `reply_to` replaces the header, if it was resolved.
+/// Encodes the AMQP properties (flags and list) of a SEND. `reply_to`, if given, replaces the header.
 ///
 /// # Errors
 /// Fails for a header that AMQP cannot hold.
@@ -61,7 +61,7 @@ pub(super) fn to_amqp(headers: &Headers<'_>, reply_to: Option<&str>) -> Result<V
     Ok(bytes)
 }
 
-/// Refuses properties that have more bytes than consumers of AMQP can be sent
+/// Refuses properties with more bytes than AMQP consumers can be sent
 /// ([`ServerConfig::most_properties`](crate::ServerConfig)).
 pub(super) fn check_length(properties: &[u8], most: usize) -> Result<(), StompFault> {
     if properties.len() <= most {
@@ -104,7 +104,7 @@ pub(super) fn write_headers(frame: &mut FrameWriter<'_>, properties: &Properties
     }
     let Some(headers) = properties.headers.filter(|headers| !headers.is_empty()) else { return };
     for (name, value) in headers.decode().iter() {
-        // The first of repeated headers counts: a publisher must not speak for the broker.
+        // The first of repeated headers counts, so a publisher must not set a header of the broker's.
         if !name.is_empty() && !OF_A_DELIVERY.contains(&name) && !is_property(name) {
             write_value(frame, name, value);
         }

@@ -1,4 +1,4 @@
-//! The steps of a SEND before its message is published, the same for every backend.
+//! The steps of a SEND before its message is published, for every backend.
 
 use std::borrow::Cow;
 
@@ -14,8 +14,8 @@ use crate::server::ServerConfig;
 pub(super) struct SendRequest<'a, 'h> {
     pub(super) destination: Destination<'a>,
     headers: &'a Headers<'h>,
-    /// The name of the temporary queue for replies, if there is to be one. RabbitMQ passes on any other destination; here plain
-    /// names are passed on, too.
+    /// The name of the temporary reply queue, if there is to be one. RabbitMQ passes on any other destination; here plain
+    /// names are passed on as well.
     pub(super) reply_name: Option<Cow<'a, str>>,
 }
 

@@ -28,7 +28,7 @@ fn server_of(broker: Arc<Broker>) -> Arc<Shared> {
     simulated::server_of(broker, Clock::start(), 2).shared()
 }
 
-/// A client and the server's end of its connection.
+/// A client, and the server's side of its connection.
 struct Conversation {
     connection: ClientConnection<StompConnection>,
     outbox: Arc<Outbox>,
@@ -70,7 +70,7 @@ impl Conversation {
         self.received()
     }
 
-    /// Nudges the server's task, and shows it untaken input again.
+    /// Nudges the server's task, and passes pending input in again.
     fn nudge(&mut self) -> Vec<String> {
         self.connection.handle_nudge(self.now);
         let now = self.now;

@@ -5,8 +5,8 @@ use broker::{Body, Publish};
 use bytes::Bytes;
 use stomp::StompFault;
 
-/// Bytes that the messages of a connection's open transactions may take. They are held in memory until commit, and a
-/// client that never commits must not fill it: enough for several messages of the default maximum size, as for AMQP.
+/// The maximum of bytes in a connection's open transactions. They are in memory until commit, which a client may never
+/// send. Enough for several messages of the default maximum size, as for AMQP.
 const MAX_TRANSACTION_BYTES: usize = 128 * 1024 * 1024;
 
 /// A message that waits for COMMIT.
@@ -19,7 +19,7 @@ pub(super) struct TransactionMessage {
 }
 
 impl TransactionMessage {
-    /// Copies a message, whose receipt is due once the transaction is committed.
+    /// Copies a message, whose receipt is due when the transaction is committed.
     pub(super) fn new(message: &Publish<'_>, receipt: Option<&str>) -> Self {
         let body = match message.body {
             Body::Copied(bytes) => Bytes::copy_from_slice(bytes),
@@ -44,7 +44,7 @@ impl TransactionMessage {
         }
     }
 
-    /// Replaces the address of replies.
+    /// Replaces the reply address.
     pub(super) fn set_reply_to(&mut self, queue: &str) {
         let properties = Properties::decode(&self.properties).unwrap_or_default().with_reply_to(queue);
         let mut encoded = Vec::new();
@@ -52,7 +52,7 @@ impl TransactionMessage {
         self.properties = encoded.into();
     }
 
-    /// Bytes that it takes.
+    /// Bytes that it takes in memory.
     pub(super) fn bytes(&self) -> usize {
         let receipt = self.receipt.as_ref().map_or(0, |receipt| receipt.len());
         size_of::<Self>()
@@ -64,7 +64,7 @@ impl TransactionMessage {
     }
 }
 
-/// Refuses messages of open transactions that take more than [`MAX_TRANSACTION_BYTES`] together.
+/// Refuses a total of open transactions above [`MAX_TRANSACTION_BYTES`].
 pub(super) fn check_bytes(bytes: usize) -> Result<(), StompFault> {
     if bytes <= MAX_TRANSACTION_BYTES {
         return Ok(());

@@ -1,15 +1,16 @@
-//! STOMP clients in front of an upstream, as AMQP clients of it: what RabbitMQ's adapter does with a channel of its own.
+//! STOMP clients in front of an upstream, as AMQP clients of it: the work of RabbitMQ's adapter, done on a channel
+//! through the pool.
 //!
-//! - [`session`]: an open connection's state: the answers it waits for, and messages for the client.
+//! - [`session`]: an open connection's session: the upstream's answers, and messages for the client.
 //! - [`requests`]: SEND to UNSUBSCRIBE as AMQP methods. [`transactions`]: BEGIN to COMMIT.
-//! - [`awaited`]: methods whose answers are due. [`deferred`]: requests that take more than one turn.
-//! - [`live`]: subscriptions to topics that share a queue with other clients'.
-//! - [`receipts`]: receipts that wait for answers and confirms. [`unsettled`]: deliveries that are not acknowledged.
+//! - [`awaited`]: unanswered methods. [`deferred`]: requests that take more than one turn.
+//! - [`live`]: subscriptions to topics that use a shared queue.
+//! - [`receipts`]: receipts that wait for answers and confirms. [`unsettled`]: unacknowledged deliveries.
 //!
-//! A client has one channel upstream, so that its requests take effect in their order. They are sent without waiting for the
-//! answers of those before; the one that is refused closes the channel, and the client's connection with it, as with
-//! RabbitMQ's adapter. Messages of subscriptions without acknowledgements are acknowledged here, in batches, once they are in
-//! the client's outbox: a consumer with a window may share its upstream connection with others'.
+//! A client has one channel upstream, so that its requests take effect in order. They are sent without waiting for the
+//! answers to earlier ones. As with RabbitMQ's adapter, a refused request closes the channel, and with it the client's
+//! connection. Messages of subscriptions without acknowledgements are acknowledged here, in batches, once they are in the
+//! client's outbox: a consumer with a prefetch can share its upstream connection with other clients'.
 
 mod awaited;
 mod deferred;

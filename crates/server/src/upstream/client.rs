@@ -12,28 +12,28 @@ use transport::InnerOutbox;
 
 use crate::amqp::session::BackendSession;
 
-/// Bytes of sent frames that may wait for the backend before [`AmqpClient::has_capacity`] returns false: some small messages,
-/// or one that is larger.
+/// Bytes of sent frames that may wait for the backend before [`AmqpClient::has_capacity`] returns false: some small
+/// messages, or one larger one.
 const MAX_UNSENT: usize = 64 * 1024;
 
 /// Capacity in bytes that is kept for the next read while the client is busy.
 const SPARE: usize = 16 * 1024;
 
-/// The client's end of a [`BackendSession`].
+/// The client's side of a [`BackendSession`].
 ///
-/// Sans-IO. Each round: [`Self::handle_nudge`], [`Self::take_received`] and its events, [`Self::flush`]. The waker given to
-/// `handle_nudge` is woken when another round is due.
+/// Sans-IO. Each round calls [`Self::handle_nudge`], then [`Self::take_received`] and its events, then [`Self::flush`].
+/// The waker given to `handle_nudge` is woken when another round is due.
 pub(crate) struct AmqpClient {
     session: Box<dyn BackendSession>,
     inner: InnerOutbox,
     received: Received,
-    /// Frames that the session has not taken.
+    /// Frames that the session has not taken yet.
     unsent: Vec<u8>,
-    /// Set once the session has failed.
+    /// The fault that has ended the session.
     fault: Option<Fault>,
     /// Messages that are being received, by channel. Most clients use few channels.
     contents: Vec<(u16, Assembler<ContentMethod>)>,
-    /// Bytes of the largest frame.
+    /// The maximum frame size, in bytes.
     frame_max: u32,
 }
 
@@ -46,10 +46,10 @@ pub(crate) struct Received {
 }
 
 impl Received {
-    /// The next event, if all of it is there.
+    /// The next event, if it is complete.
     ///
     /// # Errors
-    /// A fault for bytes that are no AMQP.
+    /// A fault for bytes that are not AMQP.
     pub(crate) fn next(&mut self, client: &mut AmqpClient) -> Result<Option<ClientEvent<'_>>, Fault> {
         while let Some(frame) = Frame::parse(&self.bytes[self.handled..], 0)? {
             self.handled += frame.wire_len();
@@ -64,7 +64,7 @@ impl Received {
         self.handled == self.bytes.len()
     }
 
-    /// Whether the next frame is there, or bytes that are none.
+    /// Whether a complete frame is available, or bytes that are not a frame.
     fn has_frame(&self) -> bool {
         !matches!(Frame::parse(&self.bytes[self.handled..], 0), Ok(None))
     }
@@ -73,9 +73,9 @@ impl Received {
 /// A method or message of the server.
 #[derive(Debug)]
 pub(crate) enum ClientEvent<'a> {
-    /// A method without content. Channels that the server closes are answered already.
+    /// A method without content. A channel that the server closes has been answered already.
     Method(u16, Method<'a>),
-    /// A message, by its channel.
+    /// A message, with its channel.
     Message(u16, ReceivedMessage<'a>),
 }
 
@@ -84,7 +84,7 @@ pub(crate) enum ClientEvent<'a> {
 pub(crate) struct ReceivedMessage<'a> {
     /// The method that carries it.
     pub(crate) method: ContentMethod,
-    /// Flags and list of its properties, not validated.
+    /// The encoded flags and list of its properties, not validated.
     pub(crate) properties: Cow<'a, [u8]>,
     pub(crate) body: Cow<'a, [u8]>,
 }
@@ -102,7 +102,7 @@ pub(crate) enum ContentMethod {
     },
     /// basic.return.
     Return,
-    /// basic.get-ok, for which this client never asks.
+    /// basic.get-ok, which this client never requests.
     GetOk,
 }
 
@@ -118,14 +118,14 @@ impl AmqpClient {
         frame::write_method(&mut self.unsent, channel, method);
     }
 
-    /// Closes a channel. Its unacknowledged messages return to their queues, and its consumers end, at once: neither is there
-    /// without the other, nor after channel.close-ok.
+    /// Closes a channel, which requeues its unacknowledged messages and ends its consumers in one step, before
+    /// channel.close-ok.
     pub(crate) fn close_channel(&mut self, number: u16) {
         let reply_code = amqp::ReplyCode::Success.code();
         self.send(number, channel::Close { reply_code, reply_text: "", class_id: 0, method_id: 0 });
     }
 
-    /// Publishes a message. `properties` are flags and list as they are on the wire.
+    /// Publishes a message. `properties` are the encoded flags and list.
     pub(crate) fn publish(
         &mut self,
         channel: u16,
@@ -136,12 +136,12 @@ impl AmqpClient {
         write_content(&mut self.unsent, channel, publish, properties, body, self.frame_max);
     }
 
-    /// Whether more can be sent. If not, the waker is woken when it is worth asking again.
+    /// Whether more can be sent. If not, the waker is woken when that may have changed.
     pub(crate) fn has_capacity(&self) -> bool {
         self.unsent.len() < MAX_UNSENT && self.session.has_capacity()
     }
 
-    /// Lets the session act on what has happened. `waker` is woken when that is due again.
+    /// Lets the session handle events. `waker` is woken when the next call is due.
     ///
     /// # Errors
     /// The fault that ends the session.
@@ -165,23 +165,23 @@ impl AmqpClient {
         Ok(())
     }
 
-    /// Returns the fault that has ended the session, if one has.
+    /// Returns the fault if the session has ended by one.
     fn check(&self) -> Result<(), Fault> {
         self.fault.clone().map_or(Ok(()), Err)
     }
 
-    /// Remembers the fault that ends the session: the session reports it once.
+    /// Remembers the fault that ends the session, which reports it only once.
     fn ends_by(&mut self, outcome: Result<(), Fault>) -> Result<(), Fault> {
         self.fault = outcome.as_ref().err().cloned();
         outcome
     }
 
-    /// When to call [`Self::handle_nudge`] at the latest.
+    /// The latest time at which to call [`Self::handle_nudge`].
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         self.session.next_deadline()
     }
 
-    /// Hands what was sent to the session, as far as it takes it.
+    /// Passes sent frames to the session, as far as it takes them.
     ///
     /// # Errors
     /// The fault that ends the session.
@@ -196,14 +196,14 @@ impl AmqpClient {
         }
         self.session.flush(now);
         self.ends_by(outcome)?;
-        // This round may have read what left no room. The waker is woken if the session sends more.
+        // This round may have read the output that left no capacity. The waker is woken if the session sends more.
         if self.inner.take_capacity() {
             self.session.handle_capacity(now);
         }
         Ok(())
     }
 
-    /// Hands frames to the session; counts their bytes in `taken`, those of a frame that fails included.
+    /// Passes frames to the session; counts their bytes in `taken`, including those of a frame that fails.
     fn hand_over(&mut self, taken: &mut usize, now: Instant) -> Result<(), Fault> {
         while let Some(frame) = Frame::parse(&self.unsent[*taken..], 0)? {
             if !self.session.takes(&frame, now) {
@@ -215,8 +215,8 @@ impl AmqpClient {
         Ok(())
     }
 
-    /// Takes what the server has sent, to be handled by [`Received::next`] and put back by [`Self::put_back`]. Nothing more is
-    /// read while a whole frame is there: the backend sees what a client does not take.
+    /// Takes received bytes, for [`Received::next`] and then [`Self::put_back`]. No more are read while a complete frame
+    /// is unhandled, so that the backend notices a client that takes nothing.
     pub(crate) fn take_received(&mut self) -> Received {
         let mut received = std::mem::take(&mut self.received);
         if !received.has_frame() {
@@ -227,7 +227,7 @@ impl AmqpClient {
         received
     }
 
-    /// Keeps what was not handled for the next time.
+    /// Keeps unhandled bytes for the next call.
     pub(crate) fn put_back(&mut self, mut received: Received) {
         if received.is_empty() && received.bytes.capacity() > SPARE {
             received = Received::default();
@@ -235,7 +235,7 @@ impl AmqpClient {
         self.received = received;
     }
 
-    /// Whether something waits for the next [`Self::take_received`].
+    /// Whether there is input for [`Self::take_received`].
     pub(crate) fn has_received(&self) -> bool {
         self.received.has_frame() || self.inner.outbox().backlog() > 0
     }
@@ -295,8 +295,8 @@ impl AmqpClient {
         self.session.close(now)
     }
 
-    /// Closes the connection; what still comes is discarded. Returns true if that is done or has failed; otherwise `waker` is
-    /// woken when it is to be called again.
+    /// Closes the connection, and discards further input. Returns true if that is done or has failed; otherwise `waker`
+    /// is woken when this has to be called again.
     pub(crate) fn close_unread(&mut self, waker: &Waker, now: Instant) -> bool {
         let has_failed = self.handle_nudge(waker, now).is_err();
         let mut received = self.take_received();
@@ -310,14 +310,14 @@ impl AmqpClient {
         self.session.is_closed()
     }
 
-    /// Ends the session in whatever state it is. Messages that it has been given are still published, unless it has failed.
+    /// Ends the session in any state. Messages that it has received are still published, unless it has failed.
     pub(crate) fn end(&mut self, now: Instant) {
-        // A fault has ended the session by itself.
+        // A fault has ended the session already.
         let _ = self.flush(now);
         self.session.end(now);
     }
 
-    /// Ends the session in whatever state it is; messages that have not been confirmed may be lost.
+    /// Ends the session in any state; unconfirmed messages may be lost.
     pub(crate) fn discard(&mut self, now: Instant) {
         self.session.discard(now);
     }
@@ -326,13 +326,13 @@ impl AmqpClient {
 /// Class and method id of basic.deliver.
 const DELIVER: (u16, u16) = (60, 60);
 
-/// The fault with which the server has closed a channel.
+/// The fault by which the server has closed a channel.
 pub(crate) fn announced(close: &channel::Close<'_>) -> Fault {
     Fault::announced(close.reply_code, close.reply_text, (close.class_id, close.method_id))
 }
 
-/// Whether the server has refused something because there is no exchange of this name: RabbitMQ answers 404 NOT_FOUND for a
-/// queue as well, and says in the text which of them is missing.
+/// Whether the server has refused a request because this exchange does not exist. RabbitMQ also answers 404 NOT_FOUND for
+/// a missing queue, and names the missing object in the text.
 pub(crate) fn misses_exchange(fault: &Fault, exchange: &str) -> bool {
     // LavinMQ begins with a capital letter.
     let names = |word: &str| fault.text.contains(&format!("{word} '{exchange}'"));
@@ -340,8 +340,8 @@ pub(crate) fn misses_exchange(fault: &Fault, exchange: &str) -> bool {
 }
 
 impl ContentMethod {
-    /// The basic.deliver in the payload of a method frame, with U+FFFD in place of what is not UTF-8: to brokers, the names of
-    /// exchanges and keys are bytes.
+    /// The basic.deliver in a method frame's payload, with U+FFFD in place of invalid UTF-8: brokers treat exchange names
+    /// and routing keys as bytes.
     fn of_bytes(payload: &[u8]) -> Option<Self> {
         let (consumer_tag, rest) = short_string(payload.strip_prefix(&[0, 60, 0, 60])?)?;
         let (delivery_tag, rest) = rest.split_first_chunk()?;

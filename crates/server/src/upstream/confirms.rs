@@ -1,17 +1,17 @@
-//! Which of a channel's published messages the broker has confirmed.
+//! The confirms of a channel's published messages.
 
 use std::collections::VecDeque;
 
 /// The confirms of one channel, whose messages are numbered from 1.
 #[derive(Debug, Default)]
 pub(crate) struct PublisherConfirms {
-    /// Number of messages in front of `waiting`, all of them confirmed or refused.
+    /// Number of messages before `waiting`, all of which are confirmed or refused.
     settled: u64,
-    /// For the messages after those, whether each has been settled, and how.
+    /// The later messages, each with its confirm if it has one.
     waiting: VecDeque<Option<Confirmed>>,
 }
 
-/// The broker's verdict on a message.
+/// The broker's confirm of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Confirmed {
     Acked,
@@ -26,7 +26,7 @@ impl PublisherConfirms {
         self.last()
     }
 
-    /// Records basic.ack or basic.nack, and passes the messages that are settled, without a gap, to `each` in their order.
+    /// Handles basic.ack or basic.nack, and passes the messages that are now settled without a gap to `each`, in order.
     pub(crate) fn settle(
         &mut self,
         number: u64,
@@ -37,7 +37,7 @@ impl PublisherConfirms {
         let last = self.last();
         let number = if multiple && number == 0 { last } else { number };
         if (self.settled + 1..=last).contains(&number) {
-            // Fits: it is at most the number of those that wait.
+            // Fits in a `usize`: at most the number of waiting messages.
             let end = (number - self.settled) as usize;
             let first = if multiple { 0 } else { end - 1 };
             self.waiting.range_mut(first..end).for_each(|of| _ = of.get_or_insert(verdict));
@@ -49,17 +49,17 @@ impl PublisherConfirms {
         }
     }
 
-    /// Number of the message that was published last.
+    /// Number of the last published message.
     pub(crate) fn last(&self) -> u64 {
         self.settled + self.waiting.len() as u64
     }
 
-    /// The verdicts on the messages that were not reported yet, in their order; `None` for those without one.
+    /// The confirms so far of messages that have not been reported, in order.
     pub(crate) fn verdicts(&self) -> impl Iterator<Item = Option<Confirmed>> {
         self.waiting.iter().copied()
     }
 
-    /// Number of messages up to which all are settled.
+    /// Number up to which all messages are settled.
     pub(crate) fn settled(&self) -> u64 {
         self.settled
     }

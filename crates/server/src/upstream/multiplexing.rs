@@ -1,32 +1,33 @@
-//! Live subscriptions of many clients on one queue upstream.
+//! Live subscriptions of many clients that share one queue upstream.
 //!
-//! Clients of one login and virtual host share an exclusive queue, which is bound to the union of their binding keys on a topic
-//! exchange. Each message crosses the network once, and is handed here to all clients that it matches.
+//! Clients with one login and virtual host share an exclusive queue, which is bound with the union of their binding keys
+//! to a topic exchange. Each message crosses the network once, and is passed here to all clients that it matches.
 //!
-//! - [`subscriptions`]: all shared queues of a server, and how they log in upstream ([`MultiplexedSubscriptions`]).
-//! - [`queue`]: one of them, and a client's hold on it ([`MultiplexedSubscriber`]).
-//! - [`inbox`]: what waits for one client ([`SubscriberInbox`]); [`waiting`]: its messages; [`budget`]: the memory of all
-//!   inboxes together.
-//! - [`state`]: subscribers and bindings; [`requests`]: what the upstream is asked for; [`answers`]: how its answers reach
-//!   the subscribers; [`fan_out`]: how a message does.
-//! - [`link`]: the conversation with the upstream; [`dialogue`]: those of other queues. [`task`]: connects, and connects again.
+//! - [`subscriptions`]: all shared queues of a server, and their upstream logins ([`MultiplexedSubscriptions`]).
+//! - [`queue`]: one shared queue, and a client's membership of it ([`MultiplexedSubscriber`]).
+//! - [`inbox`]: the events for one client ([`SubscriberInbox`]); [`waiting`]: its messages; [`budget`]: the memory of all
+//!   inboxes.
+//! - [`state`]: subscribers and bindings; [`requests`]: requests to the upstream; [`answers`]: passes its answers to the
+//!   subscribers; [`fan_out`]: passes a message to them.
+//! - [`link`]: the dialogue with the upstream; [`dialogue`]: the dialogues of other queues. [`task`]: connects and
+//!   reconnects.
 //!
-//! A session makes an inbox, joins, and subscribes; it takes events from the inbox when its outbox is nudged. It drops its
-//! [`MultiplexedSubscriber`] when its client has gone.
+//! A session creates an inbox, joins, and subscribes. It takes events from the inbox when its outbox is nudged, and drops
+//! its [`MultiplexedSubscriber`] when its client disconnects.
 //!
 //! Invariants:
-//! - A key is bound upstream before its subscriber is notified, and a subscription gets no message before.
-//! - A subscriber's messages come in the order of the queue, each once for each of its subscriptions.
-//! - A subscriber that does not take its messages in time gets no more, and holds up nobody.
-//! - A refused key is reported to its own subscribers alone.
-//! - When the connection is lost, subscribers stay, and all keys are bound again; messages published in between are not
-//!   received, as with a broker whose client connects again.
-//! - A turn of the queue's task ends when its work is used up, however many subscribers a message has.
+//! - A key is bound upstream before its subscriber is notified, and a subscription gets no message before that.
+//! - A subscriber's messages come in the order of the queue, each once per subscription.
+//! - A subscriber that does not take its messages fast enough gets no more, and delays no other subscriber.
+//! - A refused key is reported to its own subscribers only.
+//! - When the connection is lost, subscribers stay, and all keys are bound again. Messages published in between are not
+//!   received, as for a client that reconnects to a broker.
+//! - A turn of the queue's task ends when its budget is used up, however many subscribers a message has.
 //!
-//! [`task`] runs other queues of a login as well: those of MQTT's takeovers and retained messages.
+//! [`task`] also runs the queues for MQTT takeovers and retained messages.
 //!
-//! Clients that share a queue have the same permissions, which the upstream checks when a key is bound: whoever subscribes
-//! to a key that is bound already is not checked again. Permissions that depend on a client's id do not apply.
+//! Clients that share a queue have the same permissions, which the upstream checks when a key is bound. A subscription to
+//! a key that is already bound is not checked again. Permissions that depend on a client identifier are not applied.
 
 mod answers;
 mod budget;

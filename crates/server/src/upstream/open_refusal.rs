@@ -1,8 +1,8 @@
-//! Why an upstream has not opened a virtual host for a user that it has logged in.
+//! The reasons why an upstream refuses to open a virtual host for a logged-in user.
 
 use amqp::Fault;
 
-/// Why a virtual host was not opened. AMQP has one code for all of it, 530 NOT_ALLOWED.
+/// The reason why a virtual host was not opened. AMQP has one code for all, 530 NOT_ALLOWED.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OpenRefusal {
     NoVirtualHost,
@@ -12,8 +12,8 @@ pub(crate) enum OpenRefusal {
 }
 
 impl OpenRefusal {
-    /// Reads RabbitMQ's texts, which are the same in 3.10 and 4.3 and have no parts but these names; any other is taken for a
-    /// missing permission.
+    /// Parses RabbitMQ's texts, which are the same in 3.10 and 4.3 and contain no variable parts but these names. Any
+    /// other text counts as a missing permission.
     pub(crate) fn of(fault: &Fault, vhost: &str, user: &str) -> Self {
         let text = &*fault.text;
         let of_vhost = text.strip_prefix(&*format!("access to vhost '{vhost}' refused for user '{user}'"));

@@ -1,15 +1,15 @@
 //! A byte-stream protocol inside a WebSocket.
 //!
-//! [`WebSocket`] is itself a [`Protocol`] around another one, so [`transport::drive`] runs it like any other.
-//! Inbound payload is unmasked into a thread-local buffer and shown to the inner protocol, regardless of
-//! message boundaries. For output, all code keeps appending to the connection's one outbox and knows nothing of
-//! WebSocket: message headers are inserted when a batch is taken to be written ([`Protocol::frame_output`]).
+//! [`WebSocket`] is itself a [`Protocol`] around another one, so [`transport::drive`] runs it like any other. Inbound
+//! payload is unmasked into a thread-local buffer and passed to the inner protocol, regardless of message boundaries. All
+//! output is still appended to the connection's one outbox, by code that knows nothing of WebSocket. Message headers are
+//! inserted when a batch is taken to be written ([`Protocol::frame_output`]). Compared with the two alternatives:
 //! Compared with the two alternatives:
 //!
-//! - A second outbox would need another copy, lock and wake-up per batch, some 200 bytes more per connection,
-//!   and a second account of unwritten bytes.
-//! - A stream that frames the bytes passing through it could not answer a ping while there is nothing to read,
-//!   nor report why the connection ends, and would need a timer of its own.
+//! - A second outbox would need another copy, lock and wake-up per batch, some 200 bytes more per connection, and a
+//!   second count of unwritten bytes.
+//! - A stream that frames the bytes passing through it could not answer a ping while there is nothing to read, nor report
+//!   why the connection ends, and would need its own timer.
 //!
 //! So a message costs a header of 2 to 10 bytes per batch and no copy of the payload, and an idle connection
 //! some 250 bytes and no buffer.
@@ -38,13 +38,13 @@ const DEFLATED_BYTE: u32 = 10_000;
 
 /// A protocol that a WebSocket can carry.
 pub(crate) trait CarriedProtocol: Protocol {
-    /// How the protocol's bytes travel.
+    /// The mapping of the protocol's bytes to messages.
     const CARRIAGE: FrameMapping;
-    /// Why the protocol has finished, for the close frame. Called after [`Intent::Finish`].
+    /// The reason why the protocol has finished, for the close frame. Called after [`Intent::Finish`].
     fn ending(&self) -> (CloseCode, String);
 }
 
-/// How the bytes of a protocol travel in messages.
+/// The mapping of a protocol's bytes to messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FrameMapping {
     /// In binary messages of whole AMQP frames.
@@ -56,7 +56,7 @@ pub(crate) enum FrameMapping {
     Text,
 }
 
-/// The server's end of a WebSocket after the handshake.
+/// The server's side of a WebSocket after the handshake.
 pub(crate) struct WebSocket<P> {
     inner: P,
     outbox: Arc<Outbox>,
@@ -64,21 +64,21 @@ pub(crate) struct WebSocket<P> {
     read_limit: usize,
     frames: ClientFrames,
     deflate: Option<Deflate>,
-    /// The decoder has more output from input that it has taken.
+    /// Whether the decoder has more output from input that it has taken.
     more: bool,
-    /// Payload that the inner protocol has left: the beginning of a frame, or bytes that it could not take
-    /// while it paused. Bounded by what a protocol may leave plus one read. Uses no memory while empty.
+    /// Payload that the inner protocol has not taken: the beginning of a frame, or bytes that arrived while it paused.
+    /// Bounded by what a protocol may leave plus one read. Uses no memory while empty.
     left: Vec<u8>,
-    /// The inner protocol left `left` because it paused or its turn was over, so it must be shown again.
+    /// Whether the inner protocol left `left` because it paused or its turn was over, so that it must be passed in again.
     has_unconsumed: bool,
     pings: Pings,
-    /// How the peer has ended the WebSocket. The inner protocol is notified once it has been shown everything from before, as a
-    /// socket is read to its end: set when the end is decoded, taken by [`Self::end_when_shown`].
+    /// How the peer has ended the WebSocket. Set when the end is decoded, taken by [`Self::end_when_shown`]: the inner
+    /// protocol is notified once it has been passed everything before, as for a socket that is read to its end.
     peer_end: Option<PeerEnd>,
     closing: Closing,
-    /// Bytes of the inner protocol are being written.
+    /// Whether bytes of the inner protocol are being written.
     inner_writes: bool,
-    /// Why the connection ended, if the inner protocol does not know.
+    /// The reason why the connection ended, if the inner protocol does not know it.
     reason: Option<String>,
 }
 
@@ -142,8 +142,8 @@ impl<P: CarriedProtocol> WebSocket<P> {
         self.frames.decode(input, payload, P::CARRIAGE == FrameMapping::Text)
     }
 
-    /// Unwraps `input` and shows it to the inner protocol, for as long as that takes it and this connection's
-    /// turn lasts. Returns the number of bytes taken.
+    /// Unwraps `input` and passes it to the inner protocol, for as long as that takes it and this connection's turn
+    /// lasts. Returns the number of bytes taken.
     fn advance(&mut self, input: &[u8], now: Instant) -> usize {
         let mut taken = 0;
         loop {
@@ -173,7 +173,7 @@ impl<P: CarriedProtocol> WebSocket<P> {
         }
     }
 
-    /// Unwraps from the front of `input` as far as one decoder step goes, and shows the payload to the inner protocol.
+    /// Unwraps one decoder step from the front of `input`, and passes the payload to the inner protocol.
     fn show(&mut self, input: &[u8], now: Instant) -> (usize, DecodeStop) {
         let (taken, stop);
         if self.left.is_empty() {
@@ -198,7 +198,7 @@ impl<P: CarriedProtocol> WebSocket<P> {
         (taken, stop)
     }
 
-    /// Shows the inner protocol the payload that it left.
+    /// Passes the payload to the inner protocol that it has not taken before.
     fn show_left(&mut self, now: Instant) {
         let mut left = std::mem::take(&mut self.left);
         let taken = self.inner.handle_input(&left, now);
@@ -224,8 +224,8 @@ impl<P: CarriedProtocol> WebSocket<P> {
         self.inner.intent() == Intent::Run && self.outbox.backlog() < self.read_limit
     }
 
-    /// Called after every call to the inner protocol: shows it payload that it could not take before and the
-    /// decoder's remaining output, and ends the WebSocket if the protocol has finished.
+    /// Called after every call to the inner protocol: passes it payload that it could not take before and the decoder's
+    /// remaining output, and ends the WebSocket if the protocol has finished.
     fn follow_inner(&mut self, now: Instant) {
         self.note_unconsumed_and_finished(now);
         if self.more && !self.has_unconsumed && self.reads() && matches!(self.closing, Closing::No) {
@@ -234,8 +234,8 @@ impl<P: CarriedProtocol> WebSocket<P> {
         self.end_when_shown();
     }
 
-    /// Ends the WebSocket that the peer has ended, unless the inner protocol has yet to take what came before, or is still at
-    /// it.
+    /// Ends a WebSocket that the peer has ended, unless the inner protocol has not taken or not finished handling the
+    /// input before the end.
     fn end_when_shown(&mut self) {
         if self.has_unconsumed || self.more || !self.reads() || !matches!(self.closing, Closing::No) {
             return;
@@ -368,12 +368,12 @@ impl<P: CarriedProtocol> Protocol for WebSocket<P> {
             return input.len();
         }
         if self.peer_end.is_some() {
-            // Nothing follows the end, but the inner protocol may continue with what came before.
+            // Nothing follows the end, but the inner protocol may continue with earlier input.
             self.follow_inner(now);
             return input.len();
         }
         if self.more {
-            // Called again before the decoder's output was shown in a turn of this connection.
+            // Called again before the decoder's output was passed on in a turn of this connection.
             self.follow_inner(now);
             return if self.more { 0 } else { self.advance(input, now) };
         }
@@ -440,7 +440,7 @@ impl<P: CarriedProtocol> Protocol for WebSocket<P> {
             self.follow_inner(now);
         }
         if !self.reads() {
-            // We do not read what the peer sends, so its silence means nothing.
+            // The peer is not read, so its silence means nothing.
             self.pings.received(now);
         }
         match self.pings.poll(now) {

@@ -1,4 +1,4 @@
-//! Very many sessions in one process, more than a process may have sockets, over in-memory streams: the memory
+//! Very many sessions in one process, more than a process may have sockets, over in-memory streams. Measures the memory
 //! of a session without its socket, and the CPU time of heartbeats and occasional messages.
 //!
 //! `make capacity` runs it with two hundred thousand sessions.
@@ -40,7 +40,7 @@ const KEY: [u8; 4] = [1, 2, 3, 4];
 const REQUEST: &str = "GET PATH HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
     Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n";
 
-/// The number of sessions that was asked for.
+/// The requested number of sessions.
 fn count() -> usize {
     std::env::var("LEVERET_SESSIONS").map_or(20_000, |count| count.parse().unwrap())
 }
@@ -151,7 +151,7 @@ impl AsyncRead for ServerEnd {
             wire.reader = Some(cx.waker().clone());
             return Poll::Pending;
         }
-        // A test's client never sends more at once than fits.
+        // The test's clients never send more at once than fits.
         buf.put_slice(&std::mem::take(&mut wire.inward));
         Poll::Ready(Ok(()))
     }

@@ -1,15 +1,15 @@
-//! The frames of a client, on their way to a protocol or to a relay's upstream.
+//! A client's frames, decoded for a protocol or for a relay's upstream.
 
 use websocket::{
     CloseCode, CloseFrame, DecoderLimits, FrameDecoder, MessageKind, Role, WebSocketEvent, WebSocketFault,
     encode,
 };
 
-/// Most bytes of control frames that wait to be sent. This bounds the memory for a peer that pings without
-/// reading; the RFC (5.5.3) allows answering only the last of several pings.
+/// Bytes of control frames that may wait to be sent. Bounds the memory for a peer that pings without reading; the RFC
+/// (5.5.3) permits answering only the last of several pings.
 const MAX_WAITING_CONTROL: usize = 1024;
 
-/// Output is binary where text is refused; a client that sends text would misread it.
+/// Where text is refused, output is binary; a client that sends text would misread it.
 const TEXT_REFUSED: WebSocketFault = WebSocketFault {
     code: CloseCode::UNSUPPORTED,
     reason: "text is not accepted here: send binary messages",
@@ -22,10 +22,10 @@ pub(crate) struct ClientFrames {
     pub(crate) control: Vec<u8>,
 }
 
-/// Why decoding stopped.
+/// The reason why decoding stopped.
 pub(crate) enum DecodeStop {
     InputUsedUp,
-    /// A full piece has been inflated.
+    /// A piece of the maximum size has been inflated.
     More,
     End(PeerEnd),
 }
@@ -43,8 +43,8 @@ impl ClientFrames {
         Self { decoder, control: Vec::new() }
     }
 
-    /// Appends the payload in `input` to `payload` and answers control frames. Returns the number of bytes
-    /// taken, and why it stopped. Nothing is to be decoded after the end.
+    /// Appends the payload in `input` to `payload` and answers control frames. Returns the number of bytes taken, and why
+    /// decoding stopped. Must not be called after the end.
     pub(crate) fn decode(
         &mut self,
         input: &[u8],

@@ -3,8 +3,9 @@
 use amqp::frame::{HEADER_LEN, OVERHEAD};
 use transport::OutBuf;
 
-/// Bytes that a message should not exceed, unless a single frame does. A browser passes a message to the page only
-/// when it is complete, and libraries limit its size (Python's `websockets`: 1 MiB). The 4-byte header is negligible.
+/// The size that a message should not exceed, unless a single frame does, in bytes. A browser passes a message to the
+/// page only when it is complete, and libraries limit its size (Python's `websockets`: 1 MiB). The 4-byte header is
+/// negligible.
 pub(super) const MESSAGE: usize = 64 * 1024;
 
 /// Splits a batch of whole frames into messages, given as start and length.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Pings a silent peer, and gives up if it stays silent. Any byte is a sign of life.
+/// Pings a silent peer, and drops it if it stays silent. Any byte counts as a sign of life.
 #[derive(Debug)]
 pub(crate) struct Pings {
     /// How long a peer may be silent before it is pinged, and then again before it is dropped. Zero turns pings off.
@@ -24,7 +24,7 @@ impl Pings {
         Self { interval, last_received: now, pinged: false }
     }
 
-    /// Called when bytes were received, or when none could be because nothing was read.
+    /// Called when bytes were received, or when the peer was not read.
     pub(crate) fn received(&mut self, now: Instant) {
         self.last_received = now;
         self.pinged = false;
@@ -54,7 +54,7 @@ mod tests {
     const INTERVAL: Duration = Duration::from_secs(30);
 
     #[test]
-    fn a_silent_peer_is_asked_once_and_then_given_up() {
+    fn a_silent_peer_is_pinged_once_and_then_disconnected() {
         let start = Instant::now() + INTERVAL;
         let mut pings = Pings::new(INTERVAL, start);
         assert_eq!(pings.poll(start + INTERVAL / 2), PingAction::None);
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sign_of_life_starts_the_wait_afresh() {
+    fn received_bytes_restart_the_interval() {
         let start = Instant::now();
         let mut pings = Pings::new(INTERVAL, start);
         assert_eq!(pings.poll(start + INTERVAL), PingAction::Ping);
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn zero_turns_them_off() {
+    fn an_interval_of_zero_disables_pings() {
         let start = Instant::now();
         let mut pings = Pings::new(Duration::ZERO, start);
         assert_eq!(pings.next_deadline(), None);

@@ -39,8 +39,8 @@ impl Routes {
         by_path.or_else(upstream).or(self.everywhere.as_ref()).map(Route::Relay)
     }
 
-    /// The response for an unknown path, which lists the paths of the protocols: `nothing here: AMQP is at / and
-    /// /ws/amqp, MQTT is at /ws/mqtt`. The paths of relays are the operator's, and not for strangers.
+    /// The response for an unknown path, which lists the protocols' paths: `nothing here: AMQP is at / and /ws/amqp, MQTT
+    /// is at /ws/mqtt`. The paths of relays are not disclosed.
     pub(super) fn nothing_here(&self) -> String {
         let upstream = self.upstream.iter().map(|(path, protocol, _)| (*path, *protocol));
         let all: Vec<_> = self.protocols.iter().copied().chain(upstream).collect();

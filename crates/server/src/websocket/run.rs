@@ -22,7 +22,7 @@ use crate::protocols::ClientProtocol;
 use crate::relay;
 use crate::server::{AcceptedConnection, ConnectionListEntry, Shared, reason_of};
 
-/// Most clients over a limit that are notified at the same time. A page can only see a close code, which takes
+/// The maximum of clients over a limit that are notified at the same time. A page can only see a close code, which takes
 /// a whole handshake; further connections are dropped as over TCP, so that a limit remains a limit.
 static REFUSALS: Semaphore = Semaphore::const_new(64);
 
@@ -56,7 +56,7 @@ pub(crate) async fn run(
     accepted.transport.protocol = granted.protocol;
     let interval = config.ping_interval;
     drop(config);
-    // Spawned separately: this task is as large as the upgrade, which is over.
+    // As another task: this one is as large as the upgrade, which is over.
     (ClientProtocol::of(granted.protocol).start_in_websocket)(shared, stream, accepted, granted, interval);
 }
 

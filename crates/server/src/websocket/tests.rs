@@ -354,7 +354,7 @@ fn a_silent_peer_is_pinged_and_then_given_up() {
         assert_eq!(world.written(), [Got::Ping]);
         world.read(&pong);
     }
-    assert_eq!(world.socket.inner_mut().written, 0, "a ping is nothing that the inner protocol wrote");
+    assert_eq!(world.socket.inner_mut().written, 0, "pings do not count as output of the inner protocol");
     for _ in 0..2 {
         world.now = world.socket.next_deadline().unwrap();
         world.socket.handle_deadline(world.now);

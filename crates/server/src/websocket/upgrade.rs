@@ -44,7 +44,7 @@ pub(crate) struct AcceptedUpgrade {
     pub(super) deflate: Option<Deflate>,
 }
 
-/// Why a connection is not upgraded.
+/// The reason why a connection is not upgraded.
 #[derive(Debug)]
 pub(super) enum NotUpgraded {
     /// The peer disconnected.
@@ -120,7 +120,7 @@ fn validate(
     let ((origins, setting), protocol, relay) = match routes.find(upgrade.head.path) {
         Some(Route::Protocol(at_path)) => {
             let origins = (&config.origins, "the setting ws_origins allows them");
-            (origins, spoken(&upgrade, at_path, routes), None)
+            (origins, protocol_of(&upgrade, at_path, routes), None)
         }
         Some(Route::Relay(relay)) => {
             let origins = (&relay.config().origins, "the relay's origins allow them");
@@ -142,7 +142,7 @@ fn validate(
         None => subprotocol(&upgrade, ClientProtocol::of(protocol))?,
         Some(relay) => relayed_subprotocol(&upgrade, relay.config())?,
     };
-    // Headers about the client count only if a trusted proxy has sent them.
+    // Headers about the client are used only if a trusted proxy has sent them.
     let reported = || forwarded::client(&upgrade.head, |address| config.is_proxy(address));
     let conflicting_headers =
         |error: ConflictingHeaders| UpgradeRefusal::new(Status::BadRequest, error.to_string());
@@ -171,9 +171,9 @@ fn relayed_subprotocol<'u>(
     Ok(found)
 }
 
-/// The protocol of a client at this path. At `/`, the path of URLs without one, a client that offers only
-/// subprotocols of another protocol of the listener speaks that.
-fn spoken(upgrade: &Upgrade<'_>, at_path: FrontEnd, routes: &Routes) -> FrontEnd {
+/// The protocol of a client at this path. At `/`, which URLs without a path have, a client that offers only subprotocols
+/// of another protocol of the listener gets that protocol.
+fn protocol_of(upgrade: &Upgrade<'_>, at_path: FrontEnd, routes: &Routes) -> FrontEnd {
     let offers = |protocol| upgrade.prefer(ClientProtocol::of(protocol).subprotocols).is_some();
     if upgrade.head.path != "/" || offers(at_path) {
         return at_path;

@@ -113,15 +113,15 @@ impl FileRequest {
     }
 }
 
-/// Whether the numbers in a range fit 64 bits, as those of all real files do. Any other range is ignored (RFC
-/// 9110, 14.2), so that its arithmetic cannot overflow.
+/// Whether the numbers in a range fit into 64 bits, as those of real files do. Any other range is ignored (RFC 9110,
+/// 14.2), so that its arithmetic cannot overflow.
 fn has_small_numbers(range: &str) -> bool {
     let mut numbers =
         range.split(|character: char| !character.is_ascii_digit()).filter(|number| !number.is_empty());
     numbers.all(|number| number.parse::<u64>().is_ok())
 }
 
-/// Percent-decodes a path. `None` if it does not lead straight down, or leads to a hidden file.
+/// Percent-decodes a path. `None` if it leads upwards or to a hidden file.
 fn decode(path: &str) -> Option<String> {
     let decoded = percent_decode_str(path).decode_utf8().ok()?;
     let inner = decoded.strip_prefix('/')?;
@@ -221,7 +221,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_lead_straight_down_and_to_nothing_hidden() {
+    fn traversal_hidden_and_malformed_paths_are_refused() {
         for path in ["/", "/a", "/a/b.html", "/a/", "/a%20b", "/%C3%A9", "/.well-known/x", "/a..b"] {
             assert!(decode(path).is_some(), "{path}");
         }
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn links_out_of_the_directory_lead_nowhere() {
+    fn symlinks_out_of_the_directory_are_not_followed() {
         let outside = tempfile::tempdir().unwrap();
         fs::write(outside.path().join("secret"), "s").unwrap();
         let inside = tempfile::tempdir().unwrap();
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_is_needed() {
+    fn a_webroot_must_be_a_directory() {
         assert!(Webroot::open(Path::new("/does/not/exist"), 1).is_err());
         assert!(Webroot::open(Path::new("/etc/passwd"), 1).is_err());
     }

@@ -10,9 +10,9 @@ use broker::{Flushed, Lsn};
 /// The confirms of one channel.
 #[derive(Debug, Default)]
 pub(super) struct ChannelConfirms {
-    /// The number of publishes, those included that the publisher has not handed over to their queues yet.
+    /// Number of publishes, including those that have not been flushed to their queues.
     published: u64,
-    /// Sequence number of the last publish that was handed over.
+    /// Sequence number of the last flushed publish.
     last: u64,
     /// Sequence number of the last publish whose confirm was written.
     confirmed: u64,
@@ -25,7 +25,7 @@ pub(super) struct ChannelConfirms {
 pub(super) struct Run {
     pub(super) first: u64,
     pub(super) last: u64,
-    /// Whether they are nacked.
+    /// Whether the publishes are nacked.
     pub(super) refused: bool,
 }
 
@@ -36,7 +36,7 @@ struct WaitingConfirm {
 }
 
 impl ChannelConfirms {
-    /// Counts a publish, before it is handed over.
+    /// Counts a publish, before it is flushed.
     pub(super) fn count_publish(&mut self) {
         self.published += 1;
     }
@@ -46,8 +46,7 @@ impl ChannelConfirms {
         self.published - self.confirmed
     }
 
-    /// Records publishes that were handed over. Confirms that need not wait, and have none to wait behind, are
-    /// passed to `write`.
+    /// Adds flushed publishes. Confirms that need not wait, and follow none that wait, are passed to `write`.
     pub(super) fn add(&mut self, flushed: &Flushed, mut write: impl FnMut(Run)) {
         let first = self.last + 1;
         self.last += flushed.count;
@@ -66,8 +65,7 @@ impl ChannelConfirms {
         self.waiting.back().map(|waiting| waiting.until)
     }
 
-    /// Passes confirms that need no longer wait, with the log on disk up to `durable`, to `write`, in runs as
-    /// long as possible.
+    /// Passes the confirms that are due with the log on disk up to `durable` to `write`, in runs as long as possible.
     pub(super) fn release(&mut self, durable: Lsn, mut write: impl FnMut(Run)) {
         let mut next: Option<Run> = None;
         while let Some(WaitingConfirm { run, .. }) =
@@ -96,7 +94,7 @@ impl ChannelConfirms {
     }
 }
 
-/// Acks and nacks, in order, each for a run as long as possible.
+/// The acks and nacks, in order, in runs as long as possible.
 fn runs(first: u64, flushed: &Flushed, mut each: impl FnMut(Run)) {
     let mut refused = flushed.refused.iter().copied().peekable();
     let mut next = 0;
@@ -185,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn one_word_is_enough_for_many() {
+    fn consecutive_acks_are_combined() {
         let mut confirms = ChannelConfirms::default();
         for until in 1..=9 {
             add(&mut confirms, &flushed(10, if until == 5 { &[0] } else { &[] }, Some(until)));

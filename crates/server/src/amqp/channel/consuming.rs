@@ -19,11 +19,11 @@ use super::super::deliveries::{
 };
 use super::{Channel, Mode, RegisteredConsumer};
 
-/// The rest of the deliveries that one method settles.
+/// The rest of the deliveries that one method settles, which takes more than a turn.
 pub(crate) struct UnfinishedSettlement {
     channel: u16,
     rest: Settlement,
-    /// It is answered with recover-ok.
+    /// Whether it is answered with recover-ok.
     is_recover: bool,
 }
 
@@ -143,7 +143,7 @@ impl Channel {
         }
     }
 
-    /// The broker has cancelled a consumer of this channel, or of an earlier one with the same number.
+    /// Handles the broker's cancellation of a consumer of this channel, or of an earlier channel with the same number.
     pub(crate) fn cancelled_by_broker(&mut self, context: &ChannelContext, cancelled: &Cancelled) {
         let Cancelled { deliveries, key, tag } = cancelled;
         let known = self.consumers.get(tag).is_some_and(|consumer| consumer.key == *key);
@@ -216,7 +216,7 @@ impl Channel {
         } else {
             self.prefetch = qos.prefetch_count;
             self.view.prefetch.store(qos.prefetch_count, Ordering::Relaxed);
-            // RabbitMQ lifts the channel's limit too.
+            // RabbitMQ also lifts the channel's limit.
             if std::mem::take(&mut self.limited) {
                 self.view.global_prefetch.store(0, Ordering::Relaxed);
                 self.deliveries.set_channel_limit(0);
@@ -261,7 +261,7 @@ impl Channel {
         Ok(())
     }
 
-    /// Settles deliveries with their queues. [`Channel::flush`] does the rest if that does not fit into the turn.
+    /// Settles deliveries with their queues. If a turn is not enough, [`Channel::flush`] continues.
     fn give_back(
         &mut self,
         context: &ChannelContext,
@@ -277,8 +277,8 @@ impl Channel {
         }
     }
 
-    /// Continues a settlement until the turn is over; returns whether it is done. One that has begun is completed, also at the
-    /// channel's end.
+    /// Continues a settlement until the turn is over; returns whether it is done. A settlement that has begun is
+    /// completed even if the channel ends.
     pub(super) fn continue_settling(&mut self, context: &ChannelContext) -> bool {
         let Some(settling) = context.take_settling(self.number) else { return true };
         if let Some(rest) = settling.rest.proceed(context.now) {
@@ -300,7 +300,7 @@ impl Channel {
         self.deliveries.is_overdue(now, timeout)
     }
 
-    /// Whether there are deliveries that the client has to settle, or consumers that may get some.
+    /// Whether the client has deliveries to settle, or consumers that may get some.
     pub(crate) fn is_in_use(&self) -> bool {
         self.deliveries.is_in_use()
     }

@@ -101,7 +101,7 @@ impl Channel {
         Ok(())
     }
 
-    /// Lets a responder check whether the requester still exists; creates nothing.
+    /// Declares a reply queue passively, by which a responder checks that the requester still exists.
     fn declare_replies(&mut self, context: &ChannelContext, m: &queue::Declare<'_>) -> Result<(), Fault> {
         if !context.vhost.has_replies(m.queue) {
             let text = format!("no queue '{}' in vhost '{}'", m.queue, context.vhost.name());
@@ -151,8 +151,8 @@ impl Channel {
         Ok(())
     }
 
-    /// If both are empty, queue and routing key stand for the last declared queue and its name (specification,
-    /// queue.bind).
+    /// The binding of a queue. An empty queue name means the last declared queue, and then an empty routing key its name
+    /// (AMQP 0-9-1, queue.bind).
     fn check_may_be_bound(context: &ChannelContext, binding: &Binding<'_>) -> Result<(), Fault> {
         let name = binding.destination;
         let is_reply_queue = name != broker::REPLY_QUEUE && broker::is_reply_name(name);

@@ -25,7 +25,7 @@ pub(super) struct PendingPublish {
     mandatory: bool,
 }
 
-/// A publish with its content, which waits until the user's auth backend has been asked about it.
+/// A publish with its content that waits for the user's auth backend.
 pub(crate) struct WaitingPublish {
     channel: u16,
     method: PendingPublish,
@@ -44,8 +44,7 @@ impl WaitingPublish {
     }
 }
 
-/// A channel's publisher, created by the first publish. It caches routes and collects messages, which takes
-/// several hundred bytes.
+/// A channel's publisher, created by the first publish. Its cached routes and batch take several hundred bytes.
 #[derive(Default)]
 pub(super) struct LazyPublisher(Option<Box<Publisher>>);
 
@@ -145,7 +144,7 @@ impl Channel {
         outcome.map_err(|fault| fault.caused_by((60, 40)))
     }
 
-    /// Repeats a publish that has waited.
+    /// Repeats a deferred publish.
     pub(crate) fn publish_again(
         &mut self,
         context: &ChannelContext,
@@ -186,7 +185,7 @@ impl Channel {
         Ok(())
     }
 
-    /// Handles a message that reached no queue: returns it if it was mandatory.
+    /// Handles a message that was routed to no queue: returns it if it was mandatory.
     pub(super) fn is_unroutable(&self, context: &ChannelContext, message: Publish<'_>, mandatory: bool) {
         self.view.publishing().unroutable(mandatory, context.now);
         if mandatory {
@@ -222,11 +221,11 @@ impl Channel {
         context.shared.metrics.messages_returned.add(1);
     }
 
-    /// Flushes publishes, and confirms them as soon as possible; or continues with a method for which a turn was not enough.
-    /// Returns whether all of that is done; if not, the caller calls again in the connection's next turn.
+    /// Flushes publishes and confirms them as soon as possible, or continues a method that takes more than a turn.
+    /// Returns whether all is done; otherwise the caller calls again in the connection's next turn.
     ///
     /// # Errors
-    /// Those of a commit, which closes the channel then.
+    /// The error of a commit, which closes the channel.
     pub(crate) fn flush(&mut self, context: &ChannelContext) -> Result<bool, Fault> {
         if !self.continue_settling(context) {
             return Ok(false);
@@ -281,7 +280,7 @@ impl Channel {
         }
     }
 
-    /// At the channel's end: its confirms are sent when they may be, and before anything sent later.
+    /// Called at the channel's end: its remaining confirms are sent when they are due, before anything sent later.
     pub(super) fn leave_confirms(&mut self, context: &ChannelContext) {
         let (number, view) = (self.number, &self.view);
         if let Mode::Confirm(confirms) = &mut self.mode
@@ -293,7 +292,7 @@ impl Channel {
     }
 }
 
-/// All publishes before a run are settled already, so `multiple` needs no lower end.
+/// All publishes before a run are confirmed already, so `multiple` needs no lower end.
 fn confirm(context: &ChannelContext, channel: u16, view: &OpenChannel, run: Run) {
     let Run { first, last: delivery_tag, refused } = run;
     let multiple = delivery_tag > first;

@@ -17,7 +17,7 @@ use super::{Channel, Mode};
 /// that never commits must not fill it: enough for several messages of the default maximum size.
 const MAX_TRANSACTION_BYTES: usize = 128 * 1024 * 1024;
 
-/// The publishes and settlements that wait for commit.
+/// The publishes and settlements that wait for tx.commit.
 #[derive(Default)]
 pub(super) struct ChannelTransaction {
     publishes: Vec<TransactionPublish>,
@@ -30,9 +30,9 @@ pub(super) struct ChannelTransaction {
 
 /// A transaction that is being committed, which may take several turns.
 struct Commit {
-    /// Those which have not been published yet.
+    /// Publishes that have not been published yet.
     publishes: VecDeque<TransactionPublish>,
-    /// The report on its publishes, once all queues have them.
+    /// The result of the publishes, once all queues have them.
     flushed: Option<Flushed>,
     /// They follow the publishes.
     settlements: CommittedSettlements<HeldSettlement>,
@@ -69,7 +69,7 @@ impl TransactionPublish {
 }
 
 impl ChannelTransaction {
-    /// Routes a message and holds it until commit. Errors in it are reported now, as by RabbitMQ.
+    /// Routes a message and keeps it until commit. Errors in the message are reported now, as by RabbitMQ.
     pub(super) fn publish(
         &mut self,
         publisher: &mut Publisher,
@@ -135,7 +135,7 @@ impl Channel {
         Ok(())
     }
 
-    /// Begins to commit. [`Channel::flush`] does the rest if that does not fit into the turn.
+    /// Begins a commit. If a turn is not enough, [`Channel::flush`] continues.
     pub(super) fn tx_commit(&mut self, context: &ChannelContext) -> Result<(), Fault> {
         let transaction = self.transaction()?;
         let commit = std::mem::take(transaction).into();
@@ -159,8 +159,8 @@ impl Channel {
         }
     }
 
-    /// Continues a commit until the turn is over; returns whether it is done. A commit that has begun is completed, also at the
-    /// channel's end: some queues have its messages.
+    /// Continues a commit until the turn is over; returns whether it is done. A commit that has begun is completed even
+    /// if the channel ends, since some queues have its messages.
     pub(super) fn continue_commit(&mut self, context: &ChannelContext) -> Result<bool, Fault> {
         let Some(mut commit) = self.transaction()?.commit.take() else { return Ok(true) };
         if !self.publish_held(context, &mut commit)? {
@@ -176,7 +176,7 @@ impl Channel {
         let settled = commit.settlements.until(context.store());
         context.hold_until(settled.max(flushed.until));
         if !flushed.refused.is_empty() {
-            // All else has been committed, as in RabbitMQ.
+            // The other publishes have been committed, as in RabbitMQ.
             return Err(Fault::new(ReplyCode::PreconditionFailed, "partial tx completion"));
         }
         context.send(self.number, tx::CommitOk {});

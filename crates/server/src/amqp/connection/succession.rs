@@ -1,4 +1,4 @@
-//! A client's connection that continues in another process: what it leaves here, and how it begins there.
+//! The handover of a client's connection to another process: its export here, and its resumption there.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,18 +19,18 @@ use crate::backend::LoginRequest;
 use crate::client::{ConnectionCore, Ending, ProtocolState as _};
 use crate::registry::{NewConnection, OpenConnection};
 
-/// How long a client may be on its way to another process: longer than the broker usually takes for its confirms, and for a
-/// close. After that it is closed, as in any other drain.
+/// The longest time for the export of a client's connection: longer than the broker usually takes to confirm messages and
+/// to close a channel. Afterwards the connection is closed, as in any other drain.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(6);
 
-/// An open connection of a client, for which nothing is left at the upstream.
+/// An open connection of a client that has nothing left at the upstream.
 ///
-/// The names of the fields are a format between two processes: see [`proxy::FORMAT`].
+/// The field names are a format between two processes: see [`proxy::FORMAT`].
 #[derive(Serialize, Deserialize)]
 pub(crate) struct ConnectionState {
-    /// The client's address, as the PROXY header has told if there was one; `None` for a Unix socket.
+    /// The client's address, from the PROXY header if there was one; `None` for a Unix socket.
     pub(crate) peer: Option<SocketAddr>,
-    /// The server's end; `None` for a Unix socket.
+    /// The server's address; `None` for a Unix socket.
     pub(crate) local: Option<SocketAddr>,
     vhost: String,
     channel_max: u16,
@@ -41,16 +41,16 @@ pub(crate) struct ConnectionState {
     /// Milliseconds since 1970.
     connected_at: u64,
     session: SessionState,
-    /// Read, and not taken.
+    /// Bytes that were read and not processed.
     #[serde(with = "encoded")]
     pub(crate) input: Vec<u8>,
-    /// Not written yet.
+    /// Bytes that have not been written.
     #[serde(with = "encoded")]
     pub(crate) output: Vec<u8>,
 }
 
 impl ConnectionState {
-    /// Adds the bytes that are on their way.
+    /// Adds the socket's unprocessed input and unwritten output.
     pub(crate) fn with_transit(self, Transit { input, output }: Transit) -> Self {
         Self { input, output, ..self }
     }
@@ -82,8 +82,8 @@ impl ConnectionState {
 }
 
 impl AmqpConnection {
-    /// While the server hands its clients over: takes the next step of that for an open client. Returns false if it has to be
-    /// closed.
+    /// During a handover: takes the next step of exporting an open connection. Returns false if it has to be closed
+    /// instead.
     pub(super) fn leaves_for_successor(&mut self, now: Instant) -> bool {
         if !self.is_open() || !self.core.may_be_handed_over() {
             return false;
@@ -102,14 +102,14 @@ impl AmqpConnection {
             Export::Later => {}
             Export::Leaving => self.intent = Intent::Pause,
             Export::Done(state) => {
-                self.departs(*state);
+                self.export(*state);
                 return true;
             }
         }
         deadline > now
     }
 
-    fn departs(&mut self, session: SessionState) {
+    fn export(&mut self, session: SessionState) {
         let Some(view) = self.core.view().cloned() else { return self.finish() };
         let Negotiated { channel_max, frame_max, heartbeat_secs } = view.negotiated();
         let peer = match view.peer() {
@@ -134,7 +134,7 @@ impl AmqpConnection {
         self.intent = Intent::HandOver;
     }
 
-    /// A connection that has been open in another process. It is not read before its session is placed at the upstream.
+    /// Resumes a connection that was open in another process. It is not read until the upstream has its session.
     pub(crate) fn resume(
         mut core: ConnectionCore,
         credentials: Credentials,
@@ -145,7 +145,7 @@ impl AmqpConnection {
         core.logs_in(&credentials.username);
         core.lease.resume(&credentials.username);
         core.enters(&request.virtual_host);
-        // The pool knows how long an outage is waited out.
+        // The pool's own timeout for outages applies.
         core.deadline = None;
         let view = OpenConnection::new(NewConnection {
             id: core.id,
@@ -181,7 +181,7 @@ impl AmqpConnection {
         connection
     }
 
-    /// The upstream has the session, or refuses it.
+    /// Handles the upstream's answer: it has the session, or refuses it.
     pub(super) fn resumed(&mut self, answer: Answer, now: Instant) {
         let AmqpPhase::Resuming(view) = &self.phase else { return };
         let view = Arc::clone(view);
@@ -194,7 +194,7 @@ impl AmqpConnection {
                 self.count_channels();
             }
             Answer::Open(Err(fault)) => self.fail(fault, now),
-            Answer::There(_) | Answer::Login(_) => {}
+            Answer::Available(_) | Answer::Login(_) => {}
         }
     }
 }
@@ -220,7 +220,7 @@ pub(super) const PROTOCOL: &str = "AMQP 0-9-1";
 mod tests {
     use super::*;
 
-    /// As a process of this format writes it. If this has to change, so has [`proxy::FORMAT`].
+    /// The format that other processes write. If this changes, [`proxy::FORMAT`] has to change as well.
     const WRITTEN: &str = concat!(
         r#"{"peer":"192.0.2.7:40000","local":"192.0.2.1:5672","vhost":"orders","channel_max":2047,"frame_max":131072,"#,
         r#""heartbeat_secs":60,"client_properties":"AAAAAA==","connected_at":1700000000000,"session":{"login":"#,

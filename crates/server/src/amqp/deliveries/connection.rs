@@ -10,22 +10,22 @@ use transport::Outbox;
 
 use super::{ConsumerKey, Deliveries, Traces};
 
-/// The consumers of a connection that wait for the connection's own task.
+/// The consumers of a connection that wait to be resumed by the connection's own task.
 pub(crate) struct ConnectionConsumers {
     pub(super) outbox: Arc<Outbox>,
     line: Mutex<ConsumerWaitQueue, { Rank::ConsumerQueue as u8 }>,
-    /// Whether consumers wait for room. May be out of date, so nothing depends on it.
+    /// Whether consumers wait for outbox capacity. Only a hint, which may be out of date.
     crowded: AtomicBool,
-    /// A waiting consumer needs a turn of the connection's own task, not room. Set before the outbox is nudged,
-    /// cleared when that task looks.
+    /// Whether a waiting consumer needs a turn of the connection's task, not capacity. Set before the outbox is nudged,
+    /// cleared when that task checks.
     deferred: AtomicBool,
     cancelled: Mutex<Vec<Cancelled>, { Rank::Leaf as u8 }>,
     /// Deliveries made while the virtual host is traced.
     traces: Traces,
 }
 
-/// Consumers of any channel for which the outbox had no room, by ticket. Each waits for its turn: otherwise one
-/// busy queue could take all the room whenever there is some.
+/// Consumers of any channel that found no outbox capacity, by ticket. They are resumed in order: otherwise one busy queue
+/// could take all capacity whenever there is some.
 #[derive(Default)]
 struct ConsumerWaitQueue {
     waiting: BTreeMap<u64, (Arc<Deliveries>, ConsumerKey)>,
@@ -34,7 +34,7 @@ struct ConsumerWaitQueue {
 
 /// A consumer that the broker has cancelled.
 pub(crate) struct Cancelled {
-    /// The deliveries of its channel.
+    /// The [`Deliveries`] of its channel.
     pub(crate) deliveries: Arc<Deliveries>,
     pub(crate) key: ConsumerKey,
     pub(crate) tag: Box<str>,
@@ -52,23 +52,23 @@ impl ConnectionConsumers {
         Self { traces: Traces::of(vhost), ..self }
     }
 
-    /// The deliveries that the connection's own task is to publish to the firehose.
+    /// The deliveries that the connection's task has to publish to the firehose.
     pub(crate) fn traces(&self) -> &Traces {
         &self.traces
     }
 
-    /// Records deliveries of a channel, which the connection's own task publishes to the firehose: see [`Traces`].
+    /// Records deliveries of a channel for the firehose; see [`Traces`].
     pub(crate) fn trace(&self, channel: u16, queue: &Arc<Queue>, by_get: bool, given: Vec<Delivery>) {
         if self.traces.add(channel, queue, by_get, given) {
             self.outbox.nudge();
         }
     }
 
-    /// Called when the outbox has room again: resumes waiting consumers for as long as there is room and the
-    /// turn lasts. The others wait for the next time, and the outbox remembers that.
+    /// Called when the outbox has capacity again: resumes waiting consumers while there is capacity and the turn lasts.
+    /// For the others, the outbox calls again.
     pub(crate) fn resume(&self, now: Timestamp) {
         if self.traces.are_full() {
-            // The task that makes room in them calls this next.
+            // The task that drains the traces calls this next.
             return self.deferred.store(true, Ordering::Release);
         }
         while let Some((deliveries, key)) = self.next_with_capacity() {
@@ -79,8 +79,8 @@ impl ConnectionConsumers {
         }
     }
 
-    /// Called after a nudge: resumes consumers that could not be served in a publisher's turn or in this
-    /// connection's last one.
+    /// Called after a nudge: resumes consumers for which a publisher's turn, or this connection's last turn, was not
+    /// enough.
     pub(crate) fn resume_deferred(&self, now: Timestamp) {
         if self.deferred.load(Ordering::Relaxed) && self.deferred.swap(false, Ordering::AcqRel) {
             self.resume(now);
@@ -109,10 +109,10 @@ impl ConnectionConsumers {
         self.outbox.nudge();
     }
 
-    /// Lets a consumer write if there is room and none waits for it, or if it is the consumer's turn.
-    /// Otherwise, or if the delivering task's turn is over and it is not urgent, or too many deliveries wait to be traced,
-    /// adds it to the wait queue and returns its ticket. Urgent deliveries wait behind others of the connection, too: a busy
-    /// queue would take all the room otherwise.
+    /// Lets a consumer write if there is capacity and no other consumer waits for it, or if it is the consumer's turn.
+    /// Otherwise adds it to the wait queue and returns its ticket. Also if the delivering task's turn is over and the
+    /// delivery is not urgent, or if too many deliveries wait to be traced. Urgent deliveries also queue behind others of
+    /// the connection: a busy queue would take all capacity otherwise.
     pub(super) fn enter(
         &self,
         deliveries: &Arc<Deliveries>,
@@ -124,8 +124,8 @@ impl ConnectionConsumers {
         if !is_late && (in_turn || !self.crowded.load(Ordering::Relaxed)) && self.outbox.has_capacity() {
             return None;
         }
-        // Checked again with the wait queue locked: the connection's task, which is called when there is room
-        // again, then looks at the queue after the consumer has joined it.
+        // Checked again with the wait queue locked: the connection's task is called when there is capacity again, and
+        // then sees the consumer in the queue.
         let mut line = self.line.lock();
         if !is_late && (in_turn || line.waiting.is_empty()) && self.outbox.has_capacity() {
             return None;
@@ -150,7 +150,7 @@ impl ConnectionConsumers {
 
     fn next_with_capacity(&self) -> Option<(Arc<Deliveries>, ConsumerKey)> {
         let mut line = self.line.lock();
-        // Only asked if a consumer waits: the outbox remembers a negative answer.
+        // Asked only if a consumer waits, since the outbox calls back after a negative answer.
         if line.waiting.is_empty() || !self.outbox.has_capacity() {
             return None;
         }

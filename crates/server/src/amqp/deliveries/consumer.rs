@@ -1,4 +1,4 @@
-//! A consumer as its queue sees it.
+//! A consumer, as called by its queue.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::super::content::{Destination, write_deliver};
 use super::inner::{DeliveringChannel, Standing};
 use super::{Cancelled, ConsumerKey, Deliveries, Unsettled};
 
-/// The encoding of a delivery in a protocol.
+/// A protocol's encoding of deliveries.
 pub(crate) trait Form: Send + Sync {
     /// Appends the whole delivery. Called under the outbox's lock.
     fn write(
@@ -83,7 +83,7 @@ impl<F: Form> Consumer for ChannelConsumer<F> {
 }
 
 impl<F: Form> ChannelConsumer<F> {
-    /// Takes deliveries for as long as there are credit and room.
+    /// Takes deliveries while there is credit and outbox capacity.
     fn take(&self, inner: &mut DeliveringChannel, offer: &mut Offer<'_>) -> ConsumerCapacity {
         let connection = &self.deliveries.connection;
         let outbox = &connection.outbox;
@@ -94,7 +94,7 @@ impl<F: Form> ChannelConsumer<F> {
                 inner.exhaust(self.key);
                 return ConsumerCapacity::Full;
             }
-            // Asked before each round: a negative answer makes the outbox call the session when it has room again.
+            // Asked before each batch: after a negative answer the outbox calls the session when it has capacity again.
             if let Some(ticket) = connection.enter(&self.deliveries, self.key, in_turn, offer.is_urgent()) {
                 if let Some(credit) = inner.credit_mut(self.key) {
                     credit.standing = Standing::OutboxFull(ticket);
@@ -114,14 +114,14 @@ impl<F: Form> ChannelConsumer<F> {
                 }
                 false
             });
-            // Only here, because nothing else may be locked together with the outbox.
+            // After unlocking the outbox, since no other lock may be taken under its lock.
             if !traced.is_empty() {
                 connection.trace(self.deliveries.channel(), &self.queue, false, traced);
             }
             match emptied {
                 Some(true) => return ConsumerCapacity::More,
                 Some(false) => {}
-                // The connection has ended; its session will cancel the consumer.
+                // The connection has ended; its session is about to cancel the consumer.
                 None => return ConsumerCapacity::Full,
             }
         }

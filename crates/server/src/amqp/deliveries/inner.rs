@@ -9,15 +9,15 @@ use slab::Slab;
 
 use super::{ConsumerKey, Unsettled};
 
-/// Tombstones are swept from the unsettled deliveries when they outnumber both the live entries and this
-/// constant, so that one delivery that is never settled does not make the list grow without bound.
+/// Tombstones are swept from the unsettled deliveries when they outnumber both the live entries and this constant, so
+/// that one delivery that is never settled does not let the list grow without bound.
 pub(super) const RETAINED_TOMBSTONES: usize = 64;
 
-/// Capacity for unsettled deliveries that a channel keeps when there are few: more than most prefetches, at
-/// about 70 bytes each. Without a prefetch a client may have received a whole queue.
+/// Capacity for unsettled deliveries that a channel keeps when there are few: more than most prefetches, at about 70
+/// bytes each. Without a prefetch a client may have received a whole queue.
 pub(super) const RETAINED_CAPACITY: usize = 1024;
 
-/// The state of a channel that delivers.
+/// The delivering state of a channel.
 #[derive(Default)]
 pub(super) struct DeliveringChannel {
     /// The last delivery tag assigned; the first is 1.
@@ -26,19 +26,18 @@ pub(super) struct DeliveringChannel {
     pub(super) unsettled: VecDeque<(u64, Option<Unsettled>)>,
     /// Number of live entries in `unsettled`.
     pub(super) unsettled_count: usize,
-    /// Deliveries to consumers whose credit has not been given back, which `channel_limit` limits. Settlements
-    /// of an open transaction still count.
+    /// Deliveries that use credit, which `channel_limit` bounds. Settlements in an open transaction still count.
     pub(super) consumed_count: usize,
     /// basic.qos with global=true; 0 means no limit.
     pub(super) channel_limit: usize,
     pub(super) consumers: Slab<Credit>,
     /// Serial number of the next consumer.
     pub(super) next_serial: u64,
-    /// Consumers that have credit of their own again and wait for the channel's, by ticket.
+    /// Consumers that have credit of their own and wait for the channel's, by ticket.
     pub(super) waiting: BTreeMap<u64, ConsumerKey>,
     next_ticket: u64,
-    /// Time and next delivery tag of each call to [`Deliveries::is_overdue`](super::Deliveries::is_overdue) for
-    /// as long as older deliveries are unsettled.
+    /// The time and the next delivery tag at each call to [`Deliveries::is_overdue`](super::Deliveries::is_overdue),
+    /// while older deliveries are unsettled.
     pub(super) marks: VecDeque<(u64, Instant)>,
     /// Counts of deliveries and acknowledgements.
     pub(super) passing: ThroughputCounters,
@@ -47,14 +46,14 @@ pub(super) struct DeliveringChannel {
 /// One consumer's share of the channel's credit.
 pub(super) struct Credit {
     pub(super) serial: u64,
-    /// Most unsettled deliveries; 0 means no limit.
+    /// The prefetch; 0 means no limit.
     pub(super) limit: usize,
     pub(super) settling: Settling,
     pub(super) unsettled: usize,
     pub(super) standing: Standing,
-    /// It was just resumed by the connection's wait queue and need not join its end.
+    /// Whether the connection's wait queue has just resumed it, so that it need not queue again.
     pub(super) in_turn: bool,
-    /// The queue to resume it on; unknown until the queue has accepted the consumer.
+    /// The queue to resume it on; `None` until the queue has accepted the consumer.
     pub(super) registration: Option<(Arc<Queue>, ConsumerId)>,
 }
 
@@ -63,11 +62,10 @@ pub(super) struct Credit {
 pub(crate) enum Settling {
     /// By the client.
     Client,
-    /// By being delivered (`no_ack`). Takes none of the channel's credit, but waits while there is none:
-    /// unsettled deliveries of other consumers hold it back, too, as in RabbitMQ (`rabbit_limiter:can_send/3`).
+    /// On delivery (`no_ack`). Uses none of the channel's credit, but waits while there is none: as in RabbitMQ
+    /// (`rabbit_limiter:can_send/3`), unsettled deliveries of other consumers hold it back.
     Delivery,
-    /// By being delivered, without any limit: a reply comes from its sender and not from a queue (RabbitMQ,
-    /// "Direct Reply-to").
+    /// On delivery, without any limit: a reply comes from its sender and not from a queue (RabbitMQ, "Direct Reply-to").
     Reply,
 }
 
@@ -78,8 +76,8 @@ impl Settling {
     }
 }
 
-/// Whether a consumer's queue offers messages to it; if not, because the consumer reported that it is full, the
-/// event that will change that.
+/// Whether a consumer is offered messages by its queue. If not, because it has reported that it is full: the event that
+/// changes that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Standing {
     /// Messages are offered.
@@ -120,7 +118,7 @@ impl DeliveringChannel {
         })
     }
 
-    /// Records that a consumer was refused a message for lack of credit.
+    /// Records that a consumer could not take a message for lack of credit.
     pub(super) fn exhaust(&mut self, key: ConsumerKey) {
         let Some(credit) = self.credit_mut(key) else { return };
         if credit.has_own() {
@@ -130,7 +128,7 @@ impl DeliveringChannel {
         }
     }
 
-    /// Adds a consumer to the queue for the channel's credit.
+    /// Adds a consumer to the wait queue for the channel's credit.
     fn wait(&mut self, key: ConsumerKey) {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
@@ -140,7 +138,7 @@ impl DeliveringChannel {
         }
     }
 
-    /// Takes the next consumer from the queue for the channel's credit, if any credit is left.
+    /// Takes the next consumer from the wait queue for the channel's credit, if there is any credit.
     pub(super) fn next_with_credit(&mut self) -> Option<(Arc<Queue>, ConsumerId)> {
         if !self.channel_has_credit() {
             return None;
@@ -219,8 +217,8 @@ impl DeliveringChannel {
         (std::mem::take(&mut self.unsettled_count), std::mem::take(&mut self.unsettled))
     }
 
-    /// Puts back deliveries that were taken: in their places as far as these are left, and the others with one merge, since an
-    /// insertion for each would move those behind it each time.
+    /// Puts taken deliveries back: into their tombstones where these still exist, the others by one merge, since single
+    /// insertions would each move all later entries.
     pub(super) fn restore(&mut self, entries: Vec<(u64, Unsettled)>) {
         self.unsettled_count += entries.len();
         let mut missing = Vec::new();
@@ -232,19 +230,19 @@ impl DeliveringChannel {
         }
         if !missing.is_empty() {
             self.unsettled.extend(missing);
-            // Finds the ascending runs, and merges them.
+            // The sort detects the ascending runs, and merges them.
             self.unsettled.make_contiguous().sort_by_key(|(tag, _)| *tag);
         }
     }
 
-    /// The front is an outstanding delivery: its age is that of the oldest.
+    /// Keeps an outstanding delivery at the front: its age is the oldest.
     fn drop_leading_tombstones(&mut self) {
         while self.unsettled.front().is_some_and(|(_, entry)| entry.is_none()) {
             self.unsettled.pop_front();
         }
     }
 
-    /// Shrinks after a burst of deliveries was settled. From a quarter full to half full, so that it is rarely done.
+    /// Shrinks after a burst of deliveries was settled: from a quarter full to half full, so that it is rarely done.
     fn give_back_memory(&mut self) {
         let (len, capacity) = (self.unsettled.len(), self.unsettled.capacity());
         if capacity > RETAINED_CAPACITY && len < capacity / 4 {

@@ -1,6 +1,6 @@
-//! Consumers of a connection whose outbox fills repeatedly, in every interleaving of publishers, the connection's task and
-//! its settlements (`make loom`). A delivery that is forgotten leaves the connection waiting forever, which the model
-//! reports. The tests are in `tests/interleavings.rs`, where dependencies have the features of the other crates' tests.
+//! Consumers of a connection whose outbox fills repeatedly, in every interleaving of publishers, the connection's task
+//! and its settlements (`make loom`). A lost delivery leaves the connection waiting forever, which the model reports. The
+//! tests are in `tests/interleavings.rs`, where dependencies have the features of the other crates' tests.
 
 use std::io;
 use std::pin::Pin;
@@ -22,7 +22,7 @@ const SESSION: SessionId = SessionId(1);
 /// Bytes of each delivery in these tests; one of them fills the outbox.
 const DELIVERY: usize = 65;
 
-/// A client that acknowledges nothing and disconnects when it has received all it waits for.
+/// A client that acknowledges nothing, and disconnects when it has received all expected bytes.
 struct Client {
     got: usize,
     goal: usize,
@@ -51,7 +51,7 @@ impl AsyncWrite for Client {
 
 const BODY: &[u8] = b"<message>";
 
-/// A connection's task as its consumers see it; settles deliveries when they have been written.
+/// A connection's task, as far as consumers depend on it; it settles deliveries once they have been written.
 struct Session {
     connection: Arc<ConnectionConsumers>,
     deliveries: Arc<Deliveries>,
@@ -84,8 +84,8 @@ impl Protocol for Session {
     }
 }
 
-/// Two queues with one message and one consumer each, on one channel whose outbox holds one delivery. Both are
-/// published to while the connection runs.
+/// Two queues with one message and one consumer each, on one channel whose outbox holds one delivery. Messages are
+/// published to both while the connection runs.
 fn two_queues(own_limit: usize, channel_limit: usize, no_ack: bool) {
     let broker = Broker::new(BrokerConfig::default());
     let guest = broker.authenticate("guest", b"guest", true).unwrap();

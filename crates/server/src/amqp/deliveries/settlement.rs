@@ -1,4 +1,4 @@
-//! The settlement of deliveries with their queues, which takes as many turns as it needs.
+//! Settles deliveries with their queues, over as many turns as that takes.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -49,10 +49,10 @@ impl DeliverySettlement {
         Settlement::new(self, deliveries, unsettled, used).proceed(now)
     }
 
-    /// Settles deliveries: those that return with one call for each queue, which delivers them again only once it has all of
-    /// them, and others with one call for each run of deliveries of the same queue.
+    /// Settles deliveries. Requeues use one call per queue, which delivers messages again only once it has all of them;
+    /// other settlements use one call per run of deliveries of the same queue.
     pub(crate) fn apply_all(self, unsettled: Vec<(u64, Unsettled)>, now: Timestamp) {
-        // Before it is done, so that others are looked after meanwhile if that is long. One is part of its frame's cost.
+        // Charged in advance, so that a long settlement ends the turn. One settlement is included in its frame's cost.
         work::charge(SETTLEMENT, unsettled.len().saturating_sub(1));
         match self {
             Self::Ack => acknowledge(unsettled, now),
@@ -68,7 +68,7 @@ impl DeliverySettlement {
     }
 }
 
-/// Very many deliveries that are being settled in the same way.
+/// A settlement that takes more than a turn.
 pub(crate) struct Settlement {
     how: DeliverySettlement,
     /// Those of the channel.
@@ -76,9 +76,9 @@ pub(crate) struct Settlement {
     /// The credit to be given back at the end.
     used: UsedCredit,
     rest: std::vec::IntoIter<(u64, Unsettled)>,
-    /// Those that return, by queue: each queue has all of them at once.
+    /// Deliveries to requeue, by queue: each queue gets all of them at once.
     requeues: VecDeque<Requeue>,
-    /// Indices in `requeues`, by the queues' ids.
+    /// Indices in `requeues`, by queue id.
     by_id: HashMap<u64, usize>,
 }
 
@@ -159,6 +159,6 @@ fn acknowledge(unsettled: Vec<(u64, Unsettled)>, now: Timestamp) {
 /// Deliveries that are settled in one step.
 pub(super) const AT_ONCE: usize = 128;
 
-/// Nanoseconds charged for a settlement that is no part of its frame's cost: of a delivery that is settled together with
-/// others, or of one in a transaction.
+/// Nanoseconds charged for a settlement that its frame's cost does not include: one of several by one method, or one in a
+/// transaction.
 pub(crate) const SETTLEMENT: u32 = 200;

@@ -135,7 +135,7 @@ fn without_acknowledgements_no_limit_is_used_up() {
     fixture.consume("c", 1, true);
     fixture.publish(10);
     assert_eq!(fixture.delivered().len(), 10);
-    assert_eq!(fixture.settle(1, false), None, "there is nothing to settle");
+    assert_eq!(fixture.settle(1, false), None, "no-ack deliveries cannot be settled");
 }
 
 #[test]
@@ -153,7 +153,7 @@ fn unsettled_deliveries_of_other_consumers_hold_back_a_no_ack_consumer() {
 }
 
 #[test]
-fn a_reply_is_held_back_by_nothing() {
+fn direct_reply_consumers_ignore_prefetch() {
     let fixture = Fixture::new(AMPLE);
     fixture.deliveries.set_channel_limit(1);
     let key = fixture.deliveries.add_consumer(1, Settling::Reply);
@@ -179,7 +179,7 @@ fn a_tag_is_settled_once_and_only_if_it_was_given_out() {
 }
 
 #[test]
-fn of_a_channel_that_was_given_nothing_all_can_be_settled_and_no_tag() {
+fn without_deliveries_only_multiple_with_tag_0_is_accepted() {
     let fixture = Fixture::new(AMPLE);
     assert_eq!(fixture.deliveries.passed(NOW), None);
     assert_eq!((fixture.deliveries.counts(), fixture.deliveries.next_tag()), ((0, 0), 1));
@@ -198,7 +198,7 @@ fn only_a_delivery_that_is_outstanding_is_overdue() {
     fixture.consume("c", 0, false);
     fixture.publish(5);
     assert!(!is_overdue(&fixture, 0));
-    // The last one by itself, then all before it.
+    // The last one alone, then all before it.
     assert!(fixture.settle(5, false).is_some() && fixture.settle(4, true).is_some());
     assert!(!is_overdue(&fixture, 1) && !is_overdue(&fixture, 2));
     fixture.publish(1);
@@ -233,7 +233,7 @@ fn a_burst_of_deliveries_takes_memory_only_until_it_is_settled() {
         if multiple {
             assert!(fixture.settle(0, true).is_some());
         } else {
-            // The last ones are still unsettled.
+            // The last deliveries are still unsettled.
             (10..10 * RETAINED_CAPACITY as u64).for_each(|tag| assert!(fixture.settle(tag, false).is_some()));
         }
         assert!(capacity(&fixture) <= 2 * RETAINED_CAPACITY, "{}", capacity(&fixture));
@@ -294,7 +294,7 @@ fn deliveries_restored_in_any_order_are_where_they_were_among_the_others() {
 }
 
 #[test]
-fn a_late_word_of_a_cancelled_consumer_does_not_touch_the_one_in_its_place() {
+fn removing_a_cancelled_consumer_again_leaves_its_replacement() {
     let mut fixture = Fixture::new(AMPLE);
     let first = fixture.consume("first", 0, true);
     fixture.deliveries.remove_consumer(first);
@@ -306,7 +306,7 @@ fn a_late_word_of_a_cancelled_consumer_does_not_touch_the_one_in_its_place() {
 }
 
 #[test]
-fn a_deleted_queue_leaves_word_of_its_consumers() {
+fn a_deleted_queue_cancels_its_consumers() {
     let fixture = Fixture::new(AMPLE);
     let key = fixture.consume("c", 0, false);
     fixture.vhost.delete_queue(SESSION, "q", false, false).unwrap();
@@ -382,7 +382,7 @@ fn a_slow_client_holds_up_nobody_else() {
     assert_eq!(quick.delivered().len(), 1_000, "its own queue");
     let left = slow.queue.message_count();
     assert!(left > 900);
-    // Also on the slow consumer's own queue.
+    // Also for the slow consumer's queue.
     quick.queue = Arc::clone(&slow.queue);
     quick.consume("helper", 0, true);
     assert_eq!((quick.delivered().len() as u64, slow.queue.message_count()), (left, 0));
@@ -426,7 +426,7 @@ fn a_settlement_looks_at_few_of_very_many_full_consumers() {
         fixture.deliveries.resume(NOW);
     }
     assert_eq!(fixture.delivered().len(), MANY);
-    // With a single credit for all of them, one of them gets it.
+    // If there is credit for one of them, one of them gets it.
     fixture.deliveries.set_channel_limit(1);
     assert!(fixture.settle(0, true).is_some_and(|settled| settled.len() == MANY));
     assert_eq!(fixture.delivered().len(), 1);

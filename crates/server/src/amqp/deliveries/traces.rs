@@ -1,8 +1,7 @@
 //! Deliveries of a traced virtual host on their way to the firehose.
 //!
-//! A queue delivers from whichever task publishes, with its lock held, where nothing can be published. So
-//! traces wait here for the connection's own task, whose turn pays for them, up to a limit: beyond that,
-//! consumers wait, too.
+//! A queue delivers from whichever task publishes, with its lock held, and nothing can be published there. So traces wait
+//! here for the connection's own task, up to a limit at which consumers wait as well.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,12 +15,12 @@ use super::super::publish_gate::PublishGate;
 /// Deliveries that wait to be traced.
 #[derive(Default)]
 pub(crate) struct Traces {
-    /// `None` if nothing is ever traced.
+    /// `None` if deliveries are never traced.
     vhost: Option<Arc<VirtualHost>>,
     waiting: Mutex<TraceBacklog, { Rank::ConsumerQueue as u8 }>,
-    /// Whether any delivery waits, as of the last change of `waiting`, to be read without the lock.
+    /// Whether any delivery waits, readable without the lock.
     any: AtomicBool,
-    /// Whether the limit is reached, likewise.
+    /// Whether the limit is reached, readable without the lock.
     full: AtomicBool,
 }
 
@@ -52,7 +51,7 @@ impl Traces {
         Self { vhost: Some(vhost), ..Self::default() }
     }
 
-    /// Whether deliveries are to be traced.
+    /// Whether deliveries have to be traced.
     #[inline]
     pub(crate) fn are_wanted(&self) -> bool {
         self.vhost.as_ref().is_some_and(|vhost| vhost.is_traced())
@@ -60,7 +59,7 @@ impl Traces {
 
     /// Adds deliveries from a queue; returns whether none waited before.
     pub(super) fn add(&self, channel: u16, queue: &Arc<Queue>, by_get: bool, given: Vec<Delivery>) -> bool {
-        // For operators, a protocol without channels has one.
+        // Operators see channel 1 for a protocol without channels.
         let channel = channel.max(1);
         let mut waiting = self.waiting.lock();
         let was_empty = waiting.deliveries.is_empty();
@@ -103,8 +102,8 @@ impl Traces {
 }
 
 impl TracePublisher {
-    /// Publishes waiting traces within the turn. If some are left, or more is published than can leave memory,
-    /// `publish_gate` pauses the client; does nothing while it is paused. `tracer` creates the connection's tracer.
+    /// Publishes waiting traces within the turn. If some are left, or the disk falls behind, `publish_gate` pauses the
+    /// client; does nothing while it is paused. `tracer` creates the connection's tracer.
     pub(crate) fn publish(
         &mut self,
         traces: &Traces,
@@ -144,8 +143,8 @@ impl TracePublisher {
     }
 }
 
-/// Waiting deliveries at which consumers have to wait: about as many as one of them takes at once.
+/// Waiting deliveries at which consumers have to wait: about one consumer's batch.
 const MAX_WAITING: usize = 1024;
 
-/// The same limit in bytes of bodies, which the traces keep in memory.
+/// The same limit in bytes of bodies, which the waiting traces keep in memory.
 const MAX_WAITING_BYTES: usize = 1 << 20;

@@ -31,7 +31,7 @@ fn close(out: &mut Vec<u8>) {
 }
 
 impl Conversation {
-    /// Nudges the connection and shows held input again.
+    /// Nudges the connection and passes pending input in again.
     fn woken(&mut self) -> Vec<String> {
         let now = self.now;
         self.connection.handle_nudge(now);
@@ -48,7 +48,7 @@ fn a_publisher_waits_from_its_next_message_on_and_then_loses_nothing() {
     let mut publisher = confirming(&shared);
     assert_eq!(publisher.call(publish_one), ["basic.ack 1"]);
     shared.alarms.raise(Resource::Memory);
-    assert_eq!(publisher.woken(), [""; 0], "nothing is told before it publishes");
+    assert_eq!(publisher.woken(), [""; 0], "connection.blocked is sent only to publishers");
     assert_eq!(publisher.call(|out| declare(out, "r")), ["queue.declare-ok"]);
     let held = publisher.call(|out| {
         declare(out, "r");
@@ -73,7 +73,7 @@ fn a_publisher_waits_from_its_next_message_on_and_then_loses_nothing() {
 }
 
 #[test]
-fn a_client_that_does_not_know_of_it_waits_untold() {
+fn a_client_without_the_blocked_capability_gets_no_notification() {
     let shared = server();
     let mut publisher = Conversation::open(&shared, 0);
     shared.alarms.raise(Resource::Memory);
@@ -99,7 +99,7 @@ fn a_client_that_connects_during_an_alarm_is_blocked_when_it_publishes() {
 }
 
 #[test]
-fn a_message_that_has_begun_waits_for_its_rest() {
+fn a_partly_received_message_is_read_to_its_end() {
     let shared = server();
     let mut publisher = confirming(&shared);
     let mut bytes = Vec::new();
@@ -200,7 +200,7 @@ fn a_draining_server_does_not_wait_for_the_alarm() {
 }
 
 #[test]
-fn a_blocked_client_that_goes_leaves_nothing_behind() {
+fn a_blocked_client_that_disconnects_leaves_nothing_behind() {
     let shared = server();
     let mut publisher = confirming(&shared);
     shared.alarms.raise(Resource::Memory);

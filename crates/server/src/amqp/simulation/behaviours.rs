@@ -1,4 +1,4 @@
-//! Behaviours of one connection that brokers tend to get wrong, and that no client library can show alone.
+//! Behaviours of a connection that brokers tend to get wrong, and that no client library can show by itself.
 
 use amqp::method::tx;
 use amqp::{FieldValue, RawTable};
@@ -22,7 +22,7 @@ fn ack(out: &mut Vec<u8>, delivery_tag: u64, multiple: bool) {
     frame::write_method(out, 1, basic::Ack { delivery_tag, multiple });
 }
 
-/// A conversation with `count` messages in the queue `q`.
+/// A conversation whose queue `q` has `count` messages.
 fn stocked(count: usize) -> Conversation {
     stocked_at(&server(), count)
 }
@@ -135,7 +135,7 @@ fn unsettled_messages_are_back_before_the_channels_end_is_answered() {
     assert_eq!(answers, ["channel.close-ok", "channel.open-ok", "basic.get-ok 0"]);
 }
 
-/// A client with consumers of `q` on each of `channels`, without acknowledgements if this says so. The first has got a message.
+/// A client with consumers of `q` on each of `channels`, with `no_ack` or not. The first has received a message.
 fn consuming_from_one_queue(
     shared: &Arc<Shared>,
     channels: &[(u16, bool)],
@@ -166,7 +166,8 @@ fn consuming_from_one_queue(
 fn a_closing_connection_does_not_deliver_requeued_messages_to_itself() {
     let limit = [("x-queue-type", FieldValue::text("quorum")), ("x-delivery-limit", FieldValue::I64(1))];
     let limit = limit.into_iter().collect::<FieldTable>().encode();
-    // An acknowledged delivery counts each time that it fails; one that is not is lost.
+    // A failed delivery counts against the delivery limit if it is to be acknowledged; without acknowledgements it is
+    // lost.
     for (channels, arguments) in
         [([(1, false), (2, false), (3, false)], &limit[..]), ([(1, false), (2, true), (3, true)], &[])]
     {

@@ -1,4 +1,4 @@
-//! A channel's message counts as operators see them.
+//! A channel's message counts in operators' lists.
 
 use broker::{Count, MessageCounts};
 
@@ -15,7 +15,7 @@ impl Conversation {
     /// Unroutable messages of all channels that were not returned.
     fn dropped(&self) -> u64 {
         let crate::backend::Backend::Broker(broker) = &self.shared.backend else {
-            panic!("there is a broker")
+            panic!("the backend is a broker")
         };
         broker.metrics().messages_dropped()
     }

@@ -1,4 +1,4 @@
-//! Answers and confirms that wait for the disk: in order, and never before their changes are on disk.
+//! Answers and confirms that wait for the disk: sent in order, and never before their changes are on disk.
 
 use std::collections::VecDeque;
 
@@ -11,7 +11,7 @@ use sync::work::Turn;
 
 use super::*;
 
-/// A server with a disk that is written to step by step.
+/// A server with a disk, whose writes the test runs.
 pub(super) struct Durable {
     pub(super) shared: Arc<Shared>,
     store: Arc<Store>,
@@ -44,7 +44,7 @@ impl Durable {
 }
 
 impl Conversation {
-    /// Nudges the connection and shows held input again.
+    /// Nudges the connection and passes pending input in again.
     pub(super) fn nudged(&mut self) -> Vec<String> {
         let now = self.now;
         self.connection.handle_nudge(now);
@@ -106,13 +106,13 @@ impl Run {
     fn play(mut self) {
         for _ in 0..60 {
             match self.random.below(10) {
-                0..5 => self.speak(),
+                0..5 => self.send_requests(),
                 5 => self.durable.breaks(self.random.chance(500)),
                 6..8 => drop(self.durable.rounds.step()),
                 _ => self.nudge(),
             }
         }
-        // Held input is handled only after earlier requests have been answered.
+        // Pending input is handled only after earlier requests have been answered.
         for _ in 0..100 {
             self.durable.write_all();
             self.nudge();
@@ -121,7 +121,7 @@ impl Run {
     }
 
     /// Sends a few requests in one read.
-    fn speak(&mut self) {
+    fn send_requests(&mut self) {
         let mut bytes = Vec::new();
         for _ in 0..=self.random.below(4) {
             match self.random.below(8) {
@@ -151,17 +151,17 @@ impl Run {
         self.client.send(&bytes);
         self.note_taken(before);
         let heard = self.client.received();
-        self.hear(heard);
+        self.check_answers(heard);
     }
 
     fn nudge(&mut self) {
         let before = self.durable.store.end();
         let heard = self.client.nudged();
         self.note_taken(before);
-        self.hear(heard);
+        self.check_answers(heard);
     }
 
-    /// Messages taken since `before` are in the log by now and were not then.
+    /// Messages taken since `before` are now in the log.
     fn note_taken(&mut self, before: Lsn) {
         if self.durable.store.end() > before {
             let new = self.unconfirmed.iter_mut().flatten().filter(|until| **until == Lsn(0));
@@ -169,7 +169,7 @@ impl Run {
         }
     }
 
-    fn hear(&mut self, heard: Vec<String>) {
+    fn check_answers(&mut self, heard: Vec<String>) {
         for method in heard {
             let Some(ack) = method.strip_prefix("basic.ack ") else {
                 assert_eq!(Some(&*method), self.answers.pop_front(), "an answer out of order");
@@ -202,7 +202,7 @@ fn a_full_journal_pauses_publishers_and_loses_no_message() {
     assert_eq!(publisher.nudged(), [""; 0]);
     assert_eq!(publisher.connection.intent(), Intent::Pause);
     assert_eq!(publisher.call(flood), [""; 0], "held, not taken");
-    // A consumer continues: messages in the queue are delivered.
+    // A consumer is not affected: messages in the queue are delivered.
     let get = |out: &mut Vec<u8>| {
         frame::write_method(out, 1, basic::Get { queue: "q", no_ack: true, ..Default::default() });
     };

@@ -1,10 +1,10 @@
-//! Users about whose operations another auth backend is asked: what waits for an answer, and what does not.
+//! Users whose operations another auth backend authorises: what waits for an answer, and what does not.
 
 use super::*;
 use crate::simulated::SimulatedAuthzBackend;
 use broker::AuthzDecision;
 
-/// A client whose auth backend answers each question at once, until the test holds it back.
+/// A client whose auth backend answers each question at once, until the test stops it.
 struct AskedClient {
     authz: SimulatedAuthzBackend,
     client: Conversation,
@@ -28,7 +28,7 @@ impl AskedClient {
             let mut output = Vec::new();
             handshake.poll_output(&mut output);
             authz.run(|| client.send(&output));
-            client.go_on();
+            client.resume();
             handshake.handle_input(&client.outbox.read_all());
             assert!(!matches!(
                 handshake.poll_event(),
@@ -44,7 +44,7 @@ impl AskedClient {
         asked
     }
 
-    /// Sends frames in one read, and returns what comes back until nobody but the auth backend is waited for.
+    /// Sends frames in one read, and returns the answers until only the auth backend's is outstanding.
     fn call(&mut self, write: impl FnOnce(&mut Vec<u8>)) -> Vec<String> {
         let mut bytes = Vec::new();
         write(&mut bytes);
@@ -53,9 +53,9 @@ impl AskedClient {
     }
 
     fn received(&mut self) -> Vec<String> {
-        // One frame after the other may have a question.
+        // Each frame may need a question.
         for _ in 0..16 {
-            self.authz.run(|| self.client.go_on());
+            self.authz.run(|| self.client.resume());
         }
         self.client.received()
     }
@@ -67,8 +67,9 @@ impl AskedClient {
 }
 
 impl Conversation {
-    /// Does as the driver after a nudge: the session continues, and is shown the bytes that it has not taken.
-    fn go_on(&mut self) {
+    /// Does what the driver does after a nudge: the session continues, and the bytes that it has not taken are passed in
+    /// again.
+    fn resume(&mut self) {
         self.connection.handle_nudge(self.now);
         if self.connection.intent() == Intent::Run {
             self.send(b"");
@@ -142,7 +143,7 @@ fn heartbeats_are_sent_while_a_question_is_open() {
     asked.client.now += Duration::from_secs(6);
     asked.client.connection.handle_deadline(asked.client.now);
     assert_eq!(asked.client.received(), ["heartbeat"]);
-    // A client that is not read does not miss its heartbeats either.
+    // The same holds for a client that is not read.
     asked.client.now += Duration::from_secs(60);
     asked.client.connection.handle_deadline(asked.client.now);
     assert_eq!(asked.client.received(), ["heartbeat"]);
@@ -162,7 +163,7 @@ fn a_consumer_time_out_on_another_channel_leaves_the_question_open() {
     assert_eq!(asked.call(|out| declare_on(out, 1, "refused")), [""; 0]);
     let closed = asked.client.wait(CONSUMER_TIMEOUT + Duration::from_secs(180));
     assert!(closed[0].starts_with("channel.close PRECONDITION_FAILED"), "{closed:?}");
-    // The refusal is that of the operation, which is not asked about once more.
+    // The refused operation is not asked about again.
     let answers = asked.release(AuthzDecision::Refused);
     assert!(answers[0].starts_with("channel.close ACCESS_REFUSED"), "{answers:?}");
     assert_eq!(asked.authz.asked(), ["configure queue refused"]);

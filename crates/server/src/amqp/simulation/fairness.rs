@@ -1,4 +1,4 @@
-//! S6: busy clients leave others their turns. The clock is the work that is charged.
+//! S6: busy clients leave other clients their turns. Time is the charged work.
 
 use amqp::{FieldValue, RawTable};
 use broker::Compatibility;
@@ -6,18 +6,18 @@ use sync::work::{TURN, Turn};
 
 use super::*;
 
-/// Cost by which a turn may exceed its budget: the largest indivisible step, a batch of messages for one queue.
-/// Plus `MATCH` for each queue of a message, since the queues of a route are looked up in one step.
+/// The excess of a turn over its budget: the largest indivisible step, a batch of messages for one queue. Add `MATCH` for
+/// each queue of a message, since the queues of a route are looked up in one step.
 pub(super) const STEP: u64 = 60_000;
 const MATCH: u64 = 30;
 const EXCHANGE: &str = "wide";
 /// Number of turns after which a test gives up.
 pub(super) const ENDLESS: usize = 100_000;
 
-/// Number of publishers, of messages that each publishes at once, and of queues.
+/// The number of publishers, of messages that each publishes at once, and of queues.
 const LOADS: [(usize, usize, usize); 4] = [(4, 5_000, 0), (4, 5_000, 1), (4, 500, 100), (3, 3, 10_000)];
 
-/// Lets the connection handle nudges and untaken input for one turn; returns the cost.
+/// Handles nudges and pending input in one turn; returns the cost.
 pub(super) fn turn(client: &mut Conversation) -> u64 {
     let turn = Turn::begin();
     let now = client.now;
@@ -98,7 +98,7 @@ fn no_turn_is_longer_than_it_may_be_and_a_bystander_waits_for_one_only() {
         let mut busy: Vec<_> = (0..publishers).map(|_| Conversation::open(&shared, 0)).collect();
         busy.iter_mut().for_each(|client| client.unconsumed.extend_from_slice(&input));
         let mut turns = 0;
-        // A publisher whose input was taken gets another turn for work in progress.
+        // A publisher whose input was taken gets another turn for pending work.
         let mut quiet = 0;
         while quiet < 2 * publishers {
             let client = &mut busy[turns % publishers];
@@ -108,7 +108,7 @@ fn no_turn_is_longer_than_it_may_be_and_a_bystander_waits_for_one_only() {
             quiet = if spent < 1_000 { quiet + 1 } else { 0 };
             turns += 1;
             assert!(turns < ENDLESS, "{publishers} to {queues}");
-            // Its requests are answered between two turns of the publishers.
+            // The other client's requests are answered between two turns of the publishers.
             let asks = Turn::begin();
             let answers = bystander.call(|out| {
                 declare(out, "visit");
@@ -210,8 +210,8 @@ fn a_publisher_leaves_deliveries_that_are_too_many_to_the_consumers_own_turns() 
     }
 }
 
-/// Has publishers and consumers take turns until the publisher has been answered all its `messages`; returns the deliveries and
-/// the refusals.
+/// Alternates publishers and consumers until all `messages` are confirmed or refused; returns the deliveries and the
+/// refusals.
 fn confirmed_turns(
     publisher: &mut Conversation,
     consumers: &mut [Conversation],
@@ -279,7 +279,7 @@ fn a_message_to_very_many_queues_misses_none_whose_consumer_is_ready() {
 
 #[test]
 fn requeued_messages_are_not_dropped_at_turn_end_if_a_consumer_is_ready() {
-    // More than a turn hands out.
+    // More than one turn delivers.
     const MESSAGES: usize = 8_000;
     let config = BrokerConfig { compatibility: Compatibility::V4, ..BrokerConfig::default() };
     let shared = simulated::server_of(Broker::new(config), Clock::start(), 0).shared();
@@ -325,8 +325,8 @@ fn requeued_messages_are_not_dropped_at_turn_end_if_a_consumer_is_ready() {
     assert_eq!(taken, MESSAGES);
 }
 
-/// Has a client publish to all queues and to the first one, alternately, in a transaction that also acknowledges a message of
-/// the first one.
+/// Publishes to all queues and to the first one, alternately, in a transaction that also acknowledges a message of the
+/// first one.
 fn fill_transaction(client: &mut Conversation, messages: usize) {
     let queue = name(0);
     client.call(|out| {

@@ -1,4 +1,4 @@
-//! Publishers that a queue holds so that its consumers catch up.
+//! Publishers that a queue holds to let its consumers catch up.
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ use broker::{Consumer, ConsumerCapacity, ConsumerSpec, Offer, Queue, SessionId};
 
 use super::*;
 
-/// More than a queue's backlog may grow while its consumers are behind, and a turn's messages.
+/// More than a turn's messages and than a queue's backlog may grow while its consumers are behind.
 const MANY: usize = 9_000;
 /// The longest time for which a publisher is held.
 const MAX_PAUSE: Duration = Duration::from_millis(50);
 
-/// A consumer that takes nothing for the moment; whether its connection is busy.
+/// A consumer that takes no messages; the flag says whether its connection is busy.
 struct Late(bool);
 
 impl Consumer for Late {
@@ -48,7 +48,7 @@ fn publish_many(broker: &Arc<Broker>, consumer: Late) -> (Conversation, Arc<Queu
     (client, queue)
 }
 
-/// Whether the client's connection and its channel are shown as in flow.
+/// Whether the client's connection and channel are listed as in flow.
 fn is_in_flow(client: &Conversation) -> (bool, bool) {
     let now = client.shared.clock.timestamp(client.now);
     let [connection] = &client.shared.registry.all()[..] else { panic!("one connection") };
@@ -68,7 +68,7 @@ fn a_held_publisher_is_not_read_for_50_ms_and_in_flow_for_a_second() {
     assert_eq!((client.connection.intent(), is_in_flow(&client)), (Intent::Pause, (true, true)));
     let held = queue.message_count();
     client.call(|out| publish(out, "q", b"x", false));
-    assert_eq!(queue.message_count(), held, "nothing is taken from it");
+    assert_eq!(queue.message_count(), held, "a held publisher is not read");
     client.now += MAX_PAUSE - Duration::from_millis(2);
     broker.expire(client.shared.clock.timestamp(client.now));
     assert_eq!(nudged(&mut client), Intent::Pause);

@@ -1,11 +1,11 @@
-//! Messages that clients do not complete: their total memory is bounded, and no other client waits for long.
+//! Messages that clients never complete: their memory is bounded, and no other client waits for long.
 
 use super::*;
 
 /// Bytes of a body that each channel of a hostile client sends, one less than it announces.
 const SENT: usize = 19_999;
 
-/// More channels than the budget allows: the simulated server has 1 MiB.
+/// More channels than fit into the simulated server's budget of 1 MiB.
 const CHANNELS: u16 = 60;
 
 fn begin(out: &mut Vec<u8>, channel: u16, bytes: usize) {
@@ -16,7 +16,7 @@ fn begin(out: &mut Vec<u8>, channel: u16, bytes: usize) {
     }
 }
 
-/// A client that uses up the budget and stops sending.
+/// A client that uses up the budget and then stops sending.
 fn hostile(shared: &Arc<Shared>) -> Conversation {
     let mut hostile = Conversation::open(shared, 0);
     let channels = 2..2 + CHANNELS;
@@ -33,7 +33,7 @@ fn hostile(shared: &Arc<Shared>) -> Conversation {
 
 impl Conversation {
     fn fall_due(&mut self) -> Vec<String> {
-        self.now = self.connection.next_deadline().expect("it is to give way");
+        self.now = self.connection.next_deadline().expect("the message has a deadline");
         self.connection.handle_deadline(self.now);
         self.received()
     }
@@ -75,7 +75,7 @@ fn a_client_paused_for_capacity_resumes_when_another_client_is_closed() {
     (2..8).for_each(|channel| {
         waiting.call(|out| begin(out, channel, SENT));
     });
-    // The first client was admitted with its last message, so this one waits.
+    // The first client was admitted with its last message, so this client waits.
     assert_eq!(waiting.connection.intent(), Intent::Pause);
     assert!(!waiting.unconsumed.is_empty());
     filling.fall_due();

@@ -1,4 +1,4 @@
-//! Which locks the path of a message takes: clients that have no queue in common share none, however many cores there are.
+//! The locks on a message's path: clients without a common queue share none, so that they scale with the cores.
 //!
 //! Locks of parking_lot itself are not seen here; `tests/tidy.py` lists the files that may have one.
 
@@ -15,7 +15,7 @@ struct Pair {
     publisher: Conversation,
     consumer: Conversation,
     queue: &'static str,
-    /// The last delivery tag, of the publisher as of the consumer.
+    /// The last delivery tag, for publisher and consumer alike.
     tag: u64,
 }
 
@@ -35,7 +35,7 @@ impl Pair {
         Self { publisher, consumer, queue, tag: 0 }
     }
 
-    /// Publishes to an exchange, and has the message delivered and acknowledged.
+    /// Publishes a message to an exchange, and delivers and acknowledges it.
     fn pass(&mut self, exchange: &str, properties: &[u8], durable: &mut Durable) {
         self.tag += 1;
         let publish = basic::Publish { exchange, routing_key: self.queue, ..Default::default() };
@@ -49,7 +49,7 @@ impl Pair {
     }
 }
 
-/// The locks that two pairs with queues of their own have in common once their routes are known.
+/// The locks that two pairs with separate queues have in common once their routes are cached.
 fn shared_locks(exchange: &str, properties: &[u8]) -> BTreeSet<TakenLock> {
     let mut durable = Durable::new(1, 1 << 20);
     let mut pairs = ["one", "other"].map(|queue| Pair::new(&durable.shared, queue));

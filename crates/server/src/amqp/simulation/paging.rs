@@ -1,4 +1,4 @@
-//! Answers that wait for a message that is only on disk: in order, and never "empty".
+//! Answers that wait for a message that is only on disk: sent in order, and never get-empty.
 
 use broker::{Broker, BrokerConfig, Store, Timestamp};
 use store::disk::simulated::SimDisk;
@@ -32,7 +32,7 @@ fn get(out: &mut Vec<u8>) {
     frame::write_method(out, 1, basic::Get { queue: "q", no_ack: true, ..Default::default() });
 }
 
-/// A client, and a queue most of which is on disk.
+/// A client, and a queue whose messages are mostly on disk.
 fn backlog() -> (Conversation, Arc<Broker>) {
     let (shared, broker) = paging_server();
     let mut client = Conversation::open(&shared, 0);
@@ -67,8 +67,8 @@ fn pipelined_gets_are_answered_in_order_and_before_later_methods() {
         get(out);
     });
     assert!(!answers.is_empty() && answers.len() < MESSAGES, "the rest waits");
-    assert_eq!(client.connection.intent(), Intent::Pause, "nothing more is read");
-    assert_eq!(nudged(&mut client), Vec::<String>::new(), "for another reason");
+    assert_eq!(client.connection.intent(), Intent::Pause, "reading is paused");
+    assert_eq!(nudged(&mut client), Vec::<String>::new(), "an unrelated nudge has no effect");
     while answers.len() < MESSAGES + 2 {
         page(&broker);
         let more = nudged(&mut client);

@@ -1,4 +1,4 @@
-//! Behaviour that only a whole channel shows: direct replies to a requester, and deliveries that are never settled.
+//! Behaviour that takes a whole channel: direct reply-to, and deliveries that are never settled.
 
 use amqp::properties::{ContentHeader, Properties};
 
@@ -168,7 +168,7 @@ fn a_transaction_refuses_an_invalid_expiration_and_publishes_nothing() {
 }
 
 #[test]
-fn a_consumer_of_replies_is_judged_before_its_tag() {
+fn a_direct_reply_consume_is_validated_before_its_tag() {
     let mut conversation = Conversation::open(&server(), 0);
     conversation.consume(broker::REPLY_QUEUE);
     let text = "channel.close PRECONDITION_FAILED - reply consumer cannot acknowledge";
@@ -177,7 +177,7 @@ fn a_consumer_of_replies_is_judged_before_its_tag() {
 }
 
 #[test]
-fn the_last_queue_is_looked_for_before_the_tag_is_judged() {
+fn a_missing_last_declared_queue_is_reported_before_an_invalid_tag() {
     let mut conversation = Conversation::open(&server(), 0);
     conversation.consume(broker::REPLY_QUEUE);
     let text = "channel.close NOT_FOUND - no previously declared queue";

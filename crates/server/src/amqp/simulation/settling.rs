@@ -10,7 +10,7 @@ use super::fairness::{ENDLESS, STEP, turn};
 use super::*;
 use crate::backend::Backend;
 
-/// Deliveries that a client has.
+/// Deliveries that the client has not settled.
 const DELIVERIES: u32 = 12_000;
 const ALL: u64 = DELIVERIES as u64;
 

@@ -1,11 +1,11 @@
-//! A virtual host that is deleted and created again: no state of the first is in the second.
+//! A virtual host that is deleted and created again has no state of the deleted one.
 
 use broker::{Section, Timestamp};
 
 use super::*;
 
 /// Deletes the virtual host `/`, and creates another one.
-fn make_again(world: &World) {
+fn recreate_vhost(world: &World) {
     let broker = world.hub.broker();
     assert!(broker.delete_definition(Section::VirtualHosts, &["/"], Timestamp(1)));
     broker.add_defaults();
@@ -54,7 +54,7 @@ fn sessions_and_retained_messages_go_with_their_virtual_host() {
     mortal.subscribe_at(&mut world, "$share/g/t", QoS::AtLeastOnce);
     drop(mortal);
     assert!(written(&mut world) >= 4 && world.hub.next_deadline().is_some());
-    make_again(&world);
+    recreate_vhost(&world);
     assert_eq!((written(&mut world), world.hub.next_deadline()), (0, None));
     let (mut client, answers) = resumed(&mut world, "away");
     assert_eq!(answers, ["connack Success"]);
@@ -87,9 +87,9 @@ fn a_deleted_vhosts_clients_are_disconnected_and_leave_nothing_in_a_new_one() {
     };
     old.send(&mut world, Packet::Connect(Box::new(connect)));
     old.subscribe_at(&mut world, "$share/g/t", QoS::AtLeastOnce);
-    make_again(&world);
+    recreate_vhost(&world);
     let (mut new, answers) = resumed(&mut world, "me");
-    assert_eq!(answers, ["connack Success"], "and nobody is waited for");
+    assert_eq!(answers, ["connack Success"], "the client does not wait for the old session");
     new.subscribe_at(&mut world, "will", QoS::AtLeastOnce);
     let before = written(&mut world);
     // Packets sent before the client is notified.
@@ -115,7 +115,7 @@ fn a_client_waiting_for_a_session_of_a_deleted_vhost_is_refused() {
     let mut waiting = world.client(MqttVersion::V5);
     let connect = ConnectPacket { clean_start: false, ..ConnectPacket::new(MqttVersion::V5, "me") };
     assert!(waiting.send(&mut world, Packet::Connect(Box::new(connect))).is_empty());
-    make_again(&world);
+    recreate_vhost(&world);
     assert_eq!(waiting.look(), ["connack Session taken over"]);
     drop((holder, waiting));
     let (_, answers) = resumed(&mut world, "me");

@@ -34,7 +34,7 @@ fn bind_as_before(world: &World, queue: &str, key: &str, before: &str) {
 }
 
 #[test]
-fn a_topic_with_a_dot_is_not_that_with_a_slash() {
+fn a_dot_in_a_topic_is_not_a_slash() {
     let mut world = World::new();
     let mut dots = world.connected(MqttVersion::V311, "dots", 0);
     dots.subscribe_at(&mut world, "v1.2/+", QoS::AtLeastOnce);
@@ -76,18 +76,18 @@ fn a_session_of_the_previous_version_gets_its_queued_and_new_messages() {
     assert_eq!(answers, expected);
 }
 
-/// A shared subscription whose queue had another name in an earlier version, which is that of another filter's today.
+/// A shared subscription whose queue had a name in an earlier version that another filter's queue has today.
 struct RenamedGroup {
     filter: &'static str,
     queue: &'static str,
     before: &'static str,
     filter_of_before: &'static str,
-    /// Published before and after, and delivered to the subscription.
+    /// Published before and after the upgrade, and delivered to the subscription.
     topics: [&'static str; 2],
 }
 
 #[test]
-fn the_queue_of_a_shared_subscription_from_the_version_before_is_emptied() {
+fn the_previous_versions_shared_subscription_queue_is_emptied() {
     check_emptied(&RenamedGroup {
         filter: "$share/g/v1.2/x",
         queue: "mqtt-shared-subscription-g/v1/2.x",
@@ -107,7 +107,7 @@ fn the_queue_of_a_shared_subscription_from_the_version_before_is_emptied() {
 fn check_emptied(group: &RenamedGroup) {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
-    // Creates the old queue, and is then removed except for it.
+    // Creates the old queue; everything else that this creates is removed again.
     let (mut maker, _) = resumed(&mut world, "maker", 60);
     maker.subscribe_at(&mut world, group.filter_of_before, QoS::AtLeastOnce);
     let (mut worker, _) = resumed(&mut world, "worker", 60);

@@ -1,15 +1,15 @@
-//! Users about whose operations another auth backend is asked.
+//! Users whose operations another auth backend authorises.
 
 use super::torn::{log_end, torn_at};
 use super::*;
 use crate::simulated::SimulatedAuthzBackend;
 
-/// A client that logs in as `alice`, whom the broker's own list does not know, with a session that outlives it.
+/// Connects a client as `alice`, who is not in the broker's own list, with a persistent session.
 fn alice(world: &mut World, authz: &SimulatedAuthzBackend, name: &str) -> (Client, Vec<String>) {
-    comes_in(world, authz, ("alice", name), None)
+    connect(world, authz, ("alice", name), None)
 }
 
-fn comes_in(
+fn connect(
     world: &mut World,
     authz: &SimulatedAuthzBackend,
     (user, name): (&str, &str),
@@ -30,7 +30,7 @@ fn comes_in(
     (client, answers)
 }
 
-/// Returns the packets that come until nobody is waited for.
+/// Returns the packets received until no answer or write is outstanding.
 fn settled(client: &mut Client, world: &mut World, authz: &SimulatedAuthzBackend) -> Vec<String> {
     let mut all = Vec::new();
     for _ in 0..16 {
@@ -59,7 +59,7 @@ fn counts(world: &World, names: [&str; 2]) -> [u64; 2] {
 }
 
 #[test]
-fn a_message_of_qos_2_that_waits_for_its_permission_goes_to_the_queues_alone_that_lack_it() {
+fn a_qos_2_message_that_waits_for_permission_goes_only_to_the_missing_queues() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     for name in ["r1", "r2"] {
@@ -101,10 +101,10 @@ fn a_will_is_asked_about_at_connect_and_published_as_soon_as_its_client_has_gone
         topic: "gone",
         payload: b"me",
     };
-    let (client, answers) = comes_in(&mut world, &authz, ("alice", "mortal"), Some(will));
+    let (client, answers) = connect(&mut world, &authz, ("alice", "mortal"), Some(will));
     assert_eq!(answers, ["connack Success"]);
     assert_eq!(authz.asked(), ["write exchange amq.topic", "write topic amq.topic gone"]);
-    // Nobody runs tasks here: the will does not wait for one.
+    // No task runs here, so the will cannot have waited for one.
     drop(client);
     assert_eq!(reader.received(&mut world), ["publish gone AtMostOnce 0"]);
 }
@@ -132,8 +132,8 @@ fn a_session_stays_its_users_when_another_backend_decides_about_the_rights() {
     drop(world.connected(MqttVersion::V311, "me", 60));
     let authz = SimulatedAuthzBackend::of(world.hub.broker());
     let (_client, answers) = alice(&mut world, &authz, "me");
-    assert_eq!(answers, ["connack Server unavailable"], "it is another user");
-    let (_client, answers) = comes_in(&mut world, &authz, ("guest", "me"), None);
+    assert_eq!(answers, ["connack Server unavailable"], "the session belongs to another user");
+    let (_client, answers) = connect(&mut world, &authz, ("guest", "me"), None);
     assert_eq!(answers, ["connack Success present"]);
 }
 
@@ -158,7 +158,7 @@ fn all_subscriptions_of_a_session_are_asked_about_in_one_pass_and_resumed() {
     authz.hold_back();
     let (mut client, answers) = alice(&mut world, &authz, "me");
     assert_eq!(answers, [""; 0]);
-    // The limit is on what the user may ask at once, and not on what a session may need.
+    // The limit of 64 applies to one operation's questions, not to those of a session.
     assert!(authz.asked().len() < 64);
     authz.release(broker::AuthzDecision::Allowed);
     let answers = settled(&mut client, &mut world, &authz);

@@ -1,4 +1,4 @@
-//! Queues of clients without a session: RabbitMQ's plugin has made them, and a move from there has brought them.
+//! Queues of clients without a session: RabbitMQ's plugin created them, and a migration brought them here.
 
 use ::mqtt::packet::{Filters, Unsubscribe};
 use amqp::{FieldTable, FieldValue, RawTable};
@@ -25,12 +25,12 @@ fn bind(world: &World, routing_key: &str, arguments: &FieldTable) {
     vhost(world).bind_queue(OTHER, &binding).unwrap();
 }
 
-/// Publishes a persistent message as a client of AMQP.
+/// Publishes a persistent message as an AMQP client does.
 fn publish_over_amqp(world: &World, routing_key: &str) {
     let broker = world.hub.broker();
     let identity = broker.authenticate_external("guest", true).unwrap();
     let mut publisher = vhost(world).publisher(&identity);
-    // The delivery mode alone.
+    // The encoded properties: delivery_mode alone.
     let properties = [0x10, 0, 2];
     let publish =
         Publish { exchange: "amq.topic", routing_key, properties: &properties, body: Body::Copied(b"x") };
@@ -106,7 +106,7 @@ fn queues_without_a_session_are_kept_from_users_without_permission_for_them() {
     permit(&world, ".*");
     let mut client = world.connected(MqttVersion::V5, "me", 0);
     assert_eq!(vhost(&world).all_queues().len(), 0, "a clean start");
-    // One that somebody declares while the client is there is no part of its session.
+    // A queue that somebody else declares while the client is connected is not a part of its session.
     let queue = declare(&world);
     bind(&world, "t", &FieldTable::new());
     publish_over_amqp(&world, "t");

@@ -22,7 +22,7 @@ fn put(world: &World, section: Section, key: Vec<u8>, value: Vec<u8>) {
     world.hub.store().unwrap().catalogue().put(section, key, value);
 }
 
-/// A subscriber of QoS 2 with this number of messages in flight, and their packets.
+/// A QoS 2 subscriber with `count` messages in flight, and the packets that it received.
 fn reader_with_messages(world: &mut World, count: u16) -> (Client, Vec<String>) {
     let (mut reader, _) = resumed(world, READER, 60);
     reader.subscribe_at(world, "t", QoS::ExactlyOnce);
@@ -38,7 +38,7 @@ fn a_step_of_a_message_writes_that_message_and_not_its_session() {
     let mut world = World::on(&SimDisk::new(1, 1 << 30));
     let (mut reader, _) = resumed(&mut world, READER, 60);
     reader.subscribe_at(&mut world, "t", QoS::ExactlyOnce);
-    // It would be in place of this.
+    // A sentinel: a rewritten session would replace it.
     let (key, untouched) = (disk::key(&["/", READER]), b"untouched".to_vec());
     put(&world, Section::MqttSessions, key.clone(), untouched.clone());
     let mut writer = world.connected(MqttVersion::V5, "writer", 0);
@@ -74,7 +74,7 @@ fn each_message_is_after_a_crash_where_it_was_and_a_refused_one_is_over() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     let (mut reader, _) = reader_with_messages(&mut world, 5);
-    // Not in the order of their identifiers.
+    // In another order than that of their identifiers.
     reader.ack(&mut world, AckKind::PubRec, 4);
     reader.ack(&mut world, AckKind::PubRec, 2);
     reader.ack(&mut world, AckKind::PubComp, 2);
@@ -93,7 +93,7 @@ fn each_message_is_after_a_crash_where_it_was_and_a_refused_one_is_over() {
         "pubrel 4 success",
     ];
     assert_eq!(came, expected);
-    // The session ends, and its records with it.
+    // The session ends, and its records are deleted with it.
     drop(reader);
     drop(world.connected(MqttVersion::V5, READER, 0));
     world.round();
@@ -109,7 +109,7 @@ fn messages_that_an_earlier_version_stored_with_their_session_get_records_of_the
     std::mem::forget(reader);
     let now = records(&world, Section::MqttInFlight);
     let (key, value) = records(&world, Section::MqttSessions).pop().unwrap();
-    // As the earlier version wrote it.
+    // The session in the earlier version's format.
     let mut session: Session = DetachedSession::decode(&value, broker::Timestamp(1)).unwrap().session;
     let mut plain = Vec::new();
     session.encode_without_messages(&mut plain);

@@ -1,5 +1,5 @@
-//! A million subscriptions of some thousand sessions in one process: the memory of each, and the cost of a
-//! message that has a single subscriber among them.
+//! A million subscriptions of some thousand sessions in one process: the memory per subscription, and the cost of a
+//! message that has one subscriber among them.
 //!
 //! `make capacity ARGS="--only subscriptions"` runs it in full.
 
@@ -89,11 +89,11 @@ fn topic(session: usize, at: usize) -> String {
     }
 }
 
-/// Publishes to subscriptions here and there, and checks that each message reaches its subscriber. Returns the
-/// microseconds until it is in its queue, and from there until it is written to its subscriber.
+/// Publishes to a sample of the subscriptions, and checks that each message reaches its subscriber. Returns the
+/// microseconds until the message is in its queue, and from there until it is written to its subscriber.
 fn measure(world: &mut World, writer: &mut Client, readers: &mut [Client]) -> (f64, f64) {
     let (mut sending, mut arriving) = (0.0, 0.0);
-    // A step coprime to their number visits all of them out of order.
+    // A step coprime to the number of subscriptions visits all of them out of order.
     let all = readers.len() * EACH;
     for at in (0..MESSAGES).map(|number| number * 7_919_003 % all) {
         let (session, at) = (at / EACH, at % EACH);

@@ -1,15 +1,15 @@
-//! Retained messages that a new subscription has matched reach the client, however often it disconnects or the
-//! server is killed before it has acknowledged them.
+//! Retained messages that a new subscription has matched reach the client even if it disconnects, or the server is
+//! killed, before it has acknowledged them.
 
 use ::mqtt::packet::{Filters, RetainHandling, Unsubscribe};
 use broker::Section;
 
 use super::*;
 
-/// More messages than can be in flight to a client.
+/// More messages than the client's window.
 const MANY: usize = 30;
 
-/// The window of a client.
+/// The maximum of messages in flight to a client.
 const WINDOW: usize = 20;
 
 fn retain(world: &mut World, topic: &str, qos: QoS, payload: &[u8]) {
@@ -148,12 +148,12 @@ fn pending_messages_are_on_disk_when_the_suback_is_sent() {
 }
 
 #[test]
-fn at_qos_2_each_comes_once_however_far_it_was_when_the_server_was_killed() {
+fn at_qos_2_each_message_arrives_once_across_a_kill() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     retain_many(&mut world, QoS::ExactlyOnce);
     let (mut reader, came) = subscribed(&mut world, QoS::ExactlyOnce);
-    // Some are complete, some are released by the server alone, and others were just sent.
+    // Some messages are complete, some released by the server only, and others just sent.
     let first = messages(&came);
     let mut taken: Vec<String> = first[..6].iter().map(|(topic, _)| topic.clone()).collect();
     for (at, (_, packet_id)) in first[..6].iter().enumerate() {
@@ -170,7 +170,7 @@ fn at_qos_2_each_comes_once_however_far_it_was_when_the_server_was_killed() {
     let mut world = World::on(&disk);
     let (mut reader, came) = back(&mut world, "reader");
     let (again, _): (Vec<_>, Vec<_>) = came.iter().partition(|packet| packet.contains(" dup "));
-    assert_eq!(again.len(), WINDOW - 3, "those have their identifiers still: {came:?}");
+    assert_eq!(again.len(), WINDOW - 3, "packets in flight keep their identifiers: {came:?}");
     taken.append(&mut take_all(&mut reader, &mut world, came));
     taken.sort();
     assert_eq!(taken, all_topics());
@@ -191,7 +191,7 @@ fn a_client_that_leaves_midway_gets_every_unacked_message_on_reconnect() {
 }
 
 #[test]
-fn a_server_that_is_stopped_in_order_owes_them_still() {
+fn pending_messages_survive_an_orderly_shutdown() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     retain_many(&mut world, QoS::AtLeastOnce);
@@ -229,11 +229,11 @@ fn the_newer_of_replaced_messages_is_sent_and_cleared_ones_are_not() {
             "publish stays AtLeastOnce 2 dup retain"
         ]
     );
-    assert_eq!(live.len(), 3, "and the newer ones came as such: {came:?}");
+    assert_eq!(live.len(), 3, "newer messages are sent as live ones: {came:?}");
 }
 
 #[test]
-fn a_retained_message_that_is_too_old_is_not_pending_any_more() {
+fn an_expired_retained_message_is_no_longer_pending() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     let mut writer = world.connected(MqttVersion::V5, "writer", 0);
@@ -264,7 +264,7 @@ fn a_retained_message_that_is_too_old_is_not_pending_any_more() {
 }
 
 #[test]
-fn a_client_that_subscribes_again_and_again_has_each_pending_once_for_each_filter() {
+fn resubscribing_adds_no_second_pending_copy_for_a_filter() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     retain_many(&mut world, QoS::AtLeastOnce);
@@ -274,7 +274,7 @@ fn a_client_that_subscribes_again_and_again_has_each_pending_once_for_each_filte
     }
     assert_eq!(pending_on_disk(&mut world), MANY);
     came = take_all(&mut reader, &mut world, came);
-    // Messages in flight are sent a second time, since they have been requested again.
+    // Messages in flight are sent a second time, since the client has subscribed again.
     let filters = 3;
     assert_eq!(came.len(), WINDOW + filters * MANY);
     assert_eq!(pending_on_disk(&mut world), 0);
@@ -307,19 +307,23 @@ fn retain_handling_decides_which_messages_are_pending_after_a_kill() {
         reader.subscribe(world, "t", handling(retain_handling)).len() - 1
     };
     assert_eq!(subscribe(&mut reader, &mut world, RetainHandling::Never), 0);
-    assert_eq!(subscribe(&mut reader, &mut world, RetainHandling::IfNew), 0, "it is there already");
+    assert_eq!(
+        subscribe(&mut reader, &mut world, RetainHandling::IfNew),
+        0,
+        "the subscription exists already"
+    );
     let disk = kill(reader, world, &disk);
 
     let mut world = World::on(&disk);
     let (mut reader, came) = back(&mut world, "reader");
-    assert!(came.is_empty(), "nothing was owed: {came:?}");
+    assert!(came.is_empty(), "no message was pending: {came:?}");
     let list = PropertyList::new().with(Property::SubscriptionIdentifier(7));
     let mut buffer = Vec::new();
     let options = handling(RetainHandling::Always);
     let requests = Requests::write(&mut buffer, [SubscribeRequest { filter: "t", options }]);
     let packet = Subscribe { packet_id: 1, properties: list.as_properties(), requests };
     assert_eq!(reader.send(&mut world, Packet::Subscribe(packet)).len(), 2);
-    // Replaces the subscription for which it was pending: it must not be lost by that.
+    // Replaces the subscription for which the message was pending, which must not lose it.
     assert_eq!(subscribe(&mut reader, &mut world, RetainHandling::IfNew), 0);
     let disk = kill(reader, world, &disk);
 
@@ -391,7 +395,7 @@ fn messages_of_unsubscribed_or_qos_0_subscriptions_are_not_pending() {
 }
 
 #[test]
-fn a_session_that_ends_leaves_nothing_that_a_later_one_of_its_name_would_be_sent() {
+fn an_ended_sessions_pending_messages_do_not_reach_a_new_session() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     retain_many(&mut world, QoS::AtLeastOnce);
@@ -434,7 +438,7 @@ fn retained_topics_with_dots_reach_matching_subscribers_unchanged() {
 }
 
 #[test]
-fn very_many_topics_that_nobody_wants_any_more_are_gone_through_in_turns() {
+fn pending_topics_of_removed_subscriptions_are_dropped_in_turns() {
     let mut world = World::new();
     let many = 2_500;
     for number in 0..many {

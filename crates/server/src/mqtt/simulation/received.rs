@@ -1,5 +1,5 @@
-//! The table of the states of a received message of QoS 2, checked with random clients and crashes at every point:
-//! between an operation and its round, between the commit of the notes and the write of the log, and within that write.
+//! The states of a received QoS 2 message, checked with random clients and crashes at every point: between an operation
+//! and its round, between the commit of the notes and the write of the log, and within that write.
 
 use store::disk::simulated::SimRandom;
 
@@ -8,7 +8,7 @@ use super::*;
 
 const READERS: [&str; 2] = ["r1", "r2"];
 
-/// A client that keeps the protocol, and the server it talks to.
+/// A client that keeps the protocol, and its server.
 struct Life {
     disk: SimDisk,
     world: World,
@@ -50,7 +50,7 @@ impl Life {
     }
 
     fn publish(&mut self) {
-        // The lowest free one, so that identifiers are used again at once.
+        // The lowest free one, so that identifiers are reused early.
         let free = |packet_id: &u16| self.in_flight.iter().all(|(used, _)| used != packet_id);
         let packet_id = (1..).find(free).unwrap();
         self.in_flight.push((packet_id, false));
@@ -89,7 +89,7 @@ impl Life {
         drop(self.world);
         let mut world = World::on(&disk);
         for name in READERS {
-            assert!(count(&world, name) <= self.published, "a message is there twice");
+            assert!(count(&world, name) <= self.published, "a message was duplicated");
         }
         let mut writer = world.client(MqttVersion::V311);
         let connect = ConnectPacket { clean_start: false, ..ConnectPacket::new(MqttVersion::V311, "writer") };
@@ -106,7 +106,7 @@ impl Life {
             0..6 if self.in_flight.len() < 3 => self.publish(),
             6..11 => self.look(),
             11..15 => self.world.round(),
-            // The notes get to the disk before the log, as they do within a round.
+            // Commits the notes before the log is written, as a round does.
             15..18 => self.world.hub.store().unwrap().catalogue().commit_pending().unwrap(),
             18.. => return self.crash(random),
             _ => {}
@@ -139,7 +139,7 @@ fn a_message_of_qos_2_reaches_each_queue_once_wherever_crashes_come() {
     }
 }
 
-/// A client that comes back to its session, before anything more is written to disk.
+/// Reconnects a client to its session, before anything more is written to disk.
 fn back(world: &mut World, name: &str) -> Client {
     let mut client = world.client(MqttVersion::V311);
     let connect = ConnectPacket { clean_start: false, ..ConnectPacket::new(MqttVersion::V311, name) };
@@ -149,7 +149,7 @@ fn back(world: &mut World, name: &str) -> Client {
     client
 }
 
-/// Has the client send something, before anything more is written to disk.
+/// Sends a packet from the client, before anything more is written to disk.
 fn send_unwritten(client: &mut Client, packet: Packet<'_>) -> Vec<String> {
     let mut bytes = Vec::new();
     packet.encode(MqttVersion::V311, &mut bytes);
@@ -168,7 +168,7 @@ fn a_reconnecting_client_gets_nothing_until_its_messages_are_on_disk() {
     assert_eq!(send_unwritten(&mut writer, Packet::Publish(publish)), [""; 0]);
     drop(writer);
     let mut writer = back(&mut world, "writer");
-    assert_eq!(writer.look(), [""; 0], "it would be told of its message");
+    assert_eq!(writer.look(), [""; 0], "CONNACK waits until its message is on disk");
     assert_eq!(writer.received(&mut world), ["connack Success present"]);
     let again = PublishPacket { dup: true, ..publish };
     assert_eq!(send_unwritten(&mut writer, Packet::Publish(again)), ["pubrec 5 success"]);

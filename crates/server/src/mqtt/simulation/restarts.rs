@@ -14,7 +14,7 @@ fn id_of(publish: &str) -> u16 {
 }
 
 #[test]
-fn a_queue_that_counts_from_0_again_loses_nothing_to_messages_that_were_in_flight_before() {
+fn a_queue_that_restarts_its_positions_loses_no_message() {
     let disk = SimDisk::new(1, 1 << 30);
     let settings = || StoreSettings {
         journal_segments: 1,
@@ -29,7 +29,7 @@ fn a_queue_that_counts_from_0_again_loses_nothing_to_messages_that_were_in_fligh
         assert_eq!(answer, [format!("pubrec {packet_id} success")]);
         writer.ack(world, AckKind::PubRel, packet_id);
     };
-    // The client has three, and five whose release it has not answered.
+    // The client has acknowledged three, and has five whose PUBREL it has not answered.
     for number in 0..8 {
         publish(&mut world, &mut writer, "t", 1);
         let came = reader.received(&mut world);
@@ -43,7 +43,7 @@ fn a_queue_that_counts_from_0_again_loses_nothing_to_messages_that_were_in_fligh
         }
     }
     std::mem::forget(reader);
-    // Others have the journal forget the reader's queue.
+    // Writes for another queue until the journal segment with the records of the reader's queue is retired.
     let (mut other, _) = resumed(&mut world, "other", 60);
     other.subscribe_at(&mut world, "u", QoS::AtLeastOnce);
     drop(other);
@@ -62,8 +62,8 @@ fn a_queue_that_counts_from_0_again_loses_nothing_to_messages_that_were_in_fligh
         let vhost = world.hub.broker().vhost("/").unwrap();
         vhost.queue(broker::SessionId(0), "mqtt-subscription-readerqos1").unwrap()
     };
-    assert_eq!(queue(&world).next_position(), 0, "nothing is known of its messages");
-    // A second restart finds the same.
+    assert_eq!(queue(&world).next_position(), 0, "the queue's positions restart at 0");
+    // A second restart changes nothing.
     world.round();
     drop(world);
     let mut world = World::with(&disk, settings());
@@ -168,7 +168,7 @@ fn a_persistent_session_shares_a_durable_queue_even_if_another_joined_first() {
     let (persistent, came) = resumed(&mut world, "lasting", 60);
     assert_eq!(came, ["connack Success present", "publish t AtLeastOnce 1"]);
     drop(persistent);
-    // An earlier version has not left the queue to the next start.
+    // An earlier version deleted the queue at the next start.
     let vhost = world.hub.broker().vhost("/").unwrap();
     vhost.delete_queue(broker::SessionId(0), GROUP, false, false).unwrap();
     world.round();
@@ -193,7 +193,7 @@ fn a_kill_leaves_no_queues_of_clients_without_a_session() {
     persistent.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
     persistent.subscribe_at(&mut world, "$share/h/t", QoS::AtLeastOnce);
     assert!(has_queue(&world, OWN) && has_queue(&world, GROUP));
-    // Queues that an application or a migration has declared under such names, one of them under a client's.
+    // Queues that an application or a migration has declared under such names, one of them under a client's queue name.
     let vhost = world.hub.broker().vhost("/").unwrap();
     let [name, moved, again] =
         ["mqtt-subscription-anotherqos1", "mqtt-shared-subscription-moved/t", "mqtt-shared-subscription-i/t"];
@@ -204,7 +204,7 @@ fn a_kill_leaves_no_queues_of_clients_without_a_session() {
         let declare = broker::QueueDeclare { name, durable: true, ..broker::QueueDeclare::default() };
         vhost.declare_queue(broker::SessionId(0), &declare, broker::Timestamp::default()).unwrap();
     }
-    // A client that shares such a queue does not make it go.
+    // A client that shares such a queue does not cause its deletion.
     brief.subscribe_at(&mut world, "$share/moved/t", QoS::AtLeastOnce);
     world.round();
     std::mem::forget((brief, persistent, deprived));
@@ -216,7 +216,7 @@ fn a_kill_leaves_no_queues_of_clients_without_a_session() {
     for kept in ["mqtt-subscription-lastingqos1", "mqtt-shared-subscription-h/t", name, moved, again] {
         assert!(has_queue(&world, kept), "{kept}");
     }
-    // Only those that MQTT has still are noted.
+    // Only queues that MQTT still has are recorded.
     for _ in 0..3 {
         world.round();
     }

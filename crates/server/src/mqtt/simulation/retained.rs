@@ -1,4 +1,4 @@
-//! Retained messages of clients that publish to a topic at once, and at the limit of what is retained.
+//! Retained messages of clients that publish to a topic concurrently, and at the limit of retained bytes.
 
 use bytes::Bytes;
 use sync::work::{self, TURN};
@@ -20,7 +20,7 @@ const fn retained(qos: QoS, packet_id: u16) -> PublishPacket<'static> {
     }
 }
 
-/// A client whose will is retained, and larger than what the topic has.
+/// A client with a retained will that is larger than the topic's present message.
 fn mortal(world: &mut World) -> Client {
     let mut client = world.client(MqttVersion::V311);
     let properties = PacketProperties::NONE;
@@ -42,7 +42,7 @@ fn reader(world: &mut World, name: &str) -> Client {
     reader
 }
 
-/// A publish in whose middle the turn of its connection ends, and then one to the same topic.
+/// Runs a publish during which its connection's turn ends, and then publishes to the same topic.
 fn check_last_delivered_is_retained(publish: impl FnOnce(&mut World)) {
     let mut world = World::new();
     let readers = ["one", "another"].map(|name| reader(&mut world, name));

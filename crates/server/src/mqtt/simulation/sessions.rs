@@ -24,7 +24,7 @@ fn acknowledgements_come_in_the_order_of_the_messages_though_one_is_refused() {
 
 #[test]
 fn queued_messages_are_not_lost_when_the_subscription_changes_to_qos_0() {
-    // More messages than can be in flight to a client.
+    // More messages than the client's window.
     const MANY: u16 = 30;
     for goes_again in [false, true] {
         let mut world = World::new();
@@ -80,7 +80,7 @@ fn a_session_that_is_to_end_with_its_connection_does_not_survive_a_crash() {
     let disk = disk.kill();
     drop(world);
 
-    // It cannot be resumed: it has ended before the first client connects.
+    // The session has ended before the first client connects.
     let mut world = World::on(&disk);
     assert_eq!(world.hub.next_deadline(), None);
     let vhost = world.hub.broker().vhost("/").unwrap();
@@ -112,11 +112,15 @@ fn packet_ids_received_by_a_session_are_forgotten_with_it() {
     let (mut client, answers) = resumed(&mut world, "me", 60);
     assert_eq!(answers, ["connack Success present"]);
     assert_eq!(client.publish(&mut world, "t", QoS::ExactlyOnce, 5), ["pubrec 5 success"]);
-    assert_eq!(reader.received(&mut world), ["publish t AtMostOnce 0"], "it is another message");
+    assert_eq!(
+        reader.received(&mut world),
+        ["publish t AtMostOnce 0"],
+        "the identifier is free for a new message"
+    );
 }
 
 #[test]
-fn the_queue_of_a_session_expires_with_it_however_its_time_changes() {
+fn a_sessions_queue_follows_changes_of_its_expiry() {
     const QUEUE: &str = "mqtt-subscription-meqos1";
     let x_expires = |world: &World| {
         let vhost = world.hub.broker().vhost("/").unwrap();
@@ -147,7 +151,7 @@ fn the_queue_of_a_session_expires_with_it_however_its_time_changes() {
 }
 
 #[test]
-fn a_session_whose_time_is_over_is_not_taken_up_though_nobody_has_ended_it_yet() {
+fn an_expired_session_is_not_resumed_even_if_not_yet_removed() {
     let mut world = World::new();
     let (mut client, _) = resumed(&mut world, "me", 60);
     client.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
@@ -178,7 +182,7 @@ fn a_will_that_could_not_be_published_is_refused_at_once() {
 }
 
 #[tokio::test]
-async fn what_a_client_sent_before_it_connects_again_counts_though_its_server_is_late_to_read_it() {
+async fn packets_sent_before_a_reconnect_count_even_if_read_late() {
     let mut world = World::new();
     let mut heir = world.connected(MqttVersion::V5, "heir", 0);
     heir.subscribe_at(&mut world, "will", QoS::AtMostOnce);

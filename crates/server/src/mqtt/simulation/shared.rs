@@ -1,5 +1,5 @@
-//! Shared subscriptions: what their members get, how they join and leave, and sessions whose client comes back with another
-//! version of MQTT, to which `$share/g/t` means something else.
+//! Shared subscriptions: what their members get, how they join and leave, and sessions that a client resumes with another
+//! version of MQTT, in which `$share/g/t` has another meaning.
 
 use std::sync::Barrier;
 use std::thread;
@@ -12,7 +12,7 @@ use crate::mqtt::leftovers;
 const FILTER: &str = "$share/g/t";
 const GROUP: &str = "mqtt-shared-subscription-g/t";
 
-/// The queues of the group, and the bindings of the client's own queue.
+/// Whether the group's queue exists, and the bindings of the client's own queue.
 fn topology(world: &World) -> (bool, Vec<String>) {
     let vhost = world.hub.broker().vhost("/").unwrap();
     let bindings = vhost.bindings_to_queue("mqtt-subscription-meqos1").unwrap_or_default();
@@ -52,14 +52,14 @@ fn begin_subscribe(client: &mut Client) {
     take(client, Packet::Subscribe(Subscribe { packet_id: 1, properties: PacketProperties::NONE, requests }));
 }
 
-/// The client's packet is taken; the answer may wait for the disk.
+/// Passes the client's packet to its connection; the answer may wait for the disk.
 fn take(client: &mut Client, packet: Packet<'_>) {
     let mut bytes = Vec::new();
     packet.encode(client.version, &mut bytes);
     assert_eq!(client.connection.handle_input(&bytes, client.now), bytes.len());
 }
 
-/// As a member that crashes or just leaves.
+/// Disconnects a member, with a crash of the server if it `restarts`.
 fn leave(client: Client, world: World, disk: &SimDisk, restarts: bool) -> World {
     drop(client);
     if !restarts {
@@ -87,7 +87,7 @@ fn a_member_of_a_group_stays_one_with_a_client_of_3_1_1() {
         let mut writer = world.connected(MqttVersion::V311, "writer", 0);
         writer.publish(&mut world, "t", QoS::AtLeastOnce, 1);
         assert_eq!(client.received(&mut world).len(), 1, "restarts: {restarts}");
-        // It is the same subscription, and no retained messages come for it.
+        // It is still the same subscription, so no retained messages are sent for it.
         assert_eq!(client.subscribe_at(&mut world, FILTER, QoS::AtLeastOnce), ["suback Granted QoS 1"]);
         assert_eq!(topology(&world), (true, Vec::new()));
         assert_eq!(unsubscribe(&mut client, &mut world).len(), 1);
@@ -122,7 +122,7 @@ fn an_ordinary_subscription_stays_one_until_a_client_of_5_0_subscribes() {
 }
 
 #[test]
-fn a_member_gets_no_topics_in_dollar_by_a_wildcard_in_front() {
+fn leading_wildcards_of_shared_subscriptions_match_no_dollar_topics() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     let filters = ["$share/g/#", "$share/g/a/+", "$share/g/a/*"];
@@ -130,7 +130,7 @@ fn a_member_gets_no_topics_in_dollar_by_a_wildcard_in_front() {
         let mut member = world.connected(MqttVersion::V5, &number.to_string(), 60);
         assert_eq!(member.subscribe_at(&mut world, filter, QoS::AtLeastOnce), ["suback Granted QoS 1"]);
     }
-    // As sessions come back, too.
+    // Also for resumed sessions.
     let mut members = [0, 1, 2].map(|number: u32| resumed(&mut world, &number.to_string(), 60).0);
     let mut writer = world.connected(MqttVersion::V5, "writer", 0);
     for topic in ["$x/secret", "a/b", "a/*"] {
@@ -141,13 +141,13 @@ fn a_member_gets_no_topics_in_dollar_by_a_wildcard_in_front() {
     assert_eq!(got[0], [b.to_owned(), format!("{star} 2")]);
     assert_eq!(got[1], [b.to_owned(), format!("{star} 2")]);
     assert_eq!(got[2], [format!("{star} 1")], "a level * is a wildcard in AMQP alone");
-    // Messages that are not sent are acknowledged.
+    // Messages that are not sent have to be acknowledged all the same.
     let queues = world.hub.broker().vhost("/").unwrap().all_queues();
     let star = queues.iter().find(|queue| queue.name().ends_with("g/a.+")).unwrap();
     assert_eq!((star.message_count(), star.unacked_count()), (0, 1));
 }
 
-/// The threads begin a little earlier or later each time.
+/// The threads start with different delays in each round.
 #[test]
 fn a_client_joins_a_group_while_its_last_member_leaves() {
     let disk = SimDisk::new(1, 1 << 30);

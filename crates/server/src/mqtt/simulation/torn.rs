@@ -1,4 +1,4 @@
-//! Crashes in the middle of a round of the disk: definitions are complete, and the message log is not.
+//! Crashes in the middle of a disk round: the definitions are complete, and the message log is not.
 
 use super::*;
 
@@ -26,7 +26,7 @@ fn log(disk: &SimDisk) -> String {
 }
 
 #[test]
-fn a_message_of_qos_2_that_a_torn_log_has_left_to_some_queues_goes_to_the_others_alone() {
+fn a_qos_2_message_partly_lost_by_a_torn_log_goes_to_the_missing_queues_only() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     for name in ["r1", "r2"] {
@@ -73,7 +73,7 @@ fn a_message_of_qos_2_that_a_torn_log_has_left_to_some_queues_goes_to_the_others
 }
 
 #[test]
-fn a_message_that_a_torn_log_has_left_to_a_shared_queue_is_not_the_sessions_too() {
+fn a_message_left_in_a_shared_queue_by_a_torn_log_is_not_in_the_session() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     let mut worker = world.connected(MqttVersion::V5, "w1", 60);
@@ -114,7 +114,7 @@ fn a_message_has_left_its_queue_on_disk_before_the_client_may_complete_it() {
     let mut bytes = Vec::new();
     Packet::Ack(Ack::new(AckKind::PubRec, 1, ReasonCode::Success)).encode(MqttVersion::V5, &mut bytes);
     assert_eq!(reader.connection.handle_input(&bytes, reader.now), bytes.len());
-    // The session is on disk a moment before the queue's record.
+    // The session reaches the disk before the queue's record.
     world.hub.store().unwrap().catalogue().commit_pending().unwrap();
     assert!(
         reader.look().is_empty(),
@@ -124,7 +124,7 @@ fn a_message_has_left_its_queue_on_disk_before_the_client_may_complete_it() {
 }
 
 #[test]
-fn messages_of_several_shared_queues_are_nowhere_twice_and_nowhere_lost_wherever_the_log_is_torn() {
+fn messages_of_several_shared_queues_are_neither_lost_nor_duplicated_by_a_torn_log() {
     const FILTERS: [&str; 2] = ["$share/g/t", "$share/h/t"];
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
@@ -135,14 +135,14 @@ fn messages_of_several_shared_queues_are_nowhere_twice_and_nowhere_lost_wherever
     let mut writer = world.connected(MqttVersion::V311, "writer", 1);
     writer.publish(&mut world, "t", QoS::ExactlyOnce, 1);
     let before = log_end(&disk);
-    // Both are taken at once, and each queue logs the release of its own.
+    // Both are taken in one batch, and each queue logs its own acknowledgement.
     assert_eq!(worker.received(&mut world), ["publish t ExactlyOnce 1", "publish t ExactlyOnce 2"]);
     let after = log_end(&disk);
     std::mem::forget((worker, writer));
     drop(world);
 
     let mut by_session = Vec::new();
-    // Records are longer than this step.
+    // No record is shorter than this step.
     for at in (before..after).step_by(8) {
         let mut world = World::on(&torn_at(&disk, at));
         let mut first = world.client(MqttVersion::V5);

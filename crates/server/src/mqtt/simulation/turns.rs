@@ -1,4 +1,4 @@
-//! Requests that take more than a turn, and what pauses a client that asks for more than the disk takes.
+//! Requests that take more than a turn, and clients that are paused because they send more than the disk takes.
 
 use ::mqtt::packet::{Filters, Unsubscribe};
 use sync::work::{self, TURN};
@@ -17,7 +17,7 @@ fn subscribe<'b>(client: &Client, filters: impl IntoIterator<Item = &'b str>) ->
     bytes
 }
 
-/// Has the client send something, and gives it turns until it is answered. Returns the answers and the number of turns, none of
+/// Sends bytes from the client, and runs turns until it is answered. Returns the answers and the number of turns, none of
 /// which is long.
 fn in_turns(client: &mut Client, bytes: &[u8]) -> (Vec<String>, usize) {
     let turn = work::Turn::begin();
@@ -51,9 +51,13 @@ fn a_subscribe_with_many_filters_leaves_others_their_turns_and_is_bounded() {
     let packet = subscribe(&client, all().chain(["one/too/many", "t/0"]));
     let (came, turns) = in_turns(&mut client, &packet);
     assert!(turns > 20 && came.len() == 1, "{turns} turns, {came:?}");
-    assert_eq!(count(&came[0], "Granted QoS 1"), MAX_SUBSCRIPTIONS + 1, "those that it has, once more");
+    assert_eq!(
+        count(&came[0], "Granted QoS 1"),
+        MAX_SUBSCRIPTIONS + 1,
+        "the existing subscriptions, granted again"
+    );
     assert!(came[0].ends_with("Quota exceeded,Granted QoS 1"));
-    // So does the client that comes back.
+    // The same holds for a client that resumes its session.
     drop(client);
     let mut client = world.client(MqttVersion::V5);
     let list = PropertyList::new().with(Property::SessionExpiryInterval(60));
@@ -83,7 +87,7 @@ fn a_subscribe_with_many_filters_leaves_others_their_turns_and_is_bounded() {
 }
 
 #[test]
-fn a_session_that_is_not_resumed_to_its_end_loses_nothing() {
+fn a_partly_resumed_session_loses_nothing() {
     let mut world = World::new();
     let mut client = world.connected(MqttVersion::V5, "me", 60);
     let filters: Vec<String> = (0..1_000).map(|number| format!("t/{number:03}")).collect();
@@ -105,9 +109,9 @@ fn a_session_that_is_not_resumed_to_its_end_loses_nothing() {
         assert_eq!(client.connection.intent(), Intent::Pause);
         client
     };
-    // It leaves in the middle.
+    // The client disconnects in the middle.
     drop(begun(&mut world));
-    // It loses its permissions in the middle.
+    // The client loses its permissions in the middle.
     let mut client = begun(&mut world);
     let vhost = world.hub.broker().vhost("/").unwrap();
     vhost.set_permissions("guest", None).unwrap();
@@ -117,12 +121,12 @@ fn a_session_that_is_not_resumed_to_its_end_loses_nothing() {
     vhost.set_permissions("guest", Some(&broker::Permissions::all())).unwrap();
     let mut client = world.client(MqttVersion::V5);
     let (came, _) = in_turns(&mut client, &bytes);
-    // Its queue does not know that it has not been sent.
+    // `dup`, since the queue had delivered the message to the earlier connection, which never sent it.
     assert_eq!(came, ["connack Success present", "publish t/999 AtLeastOnce 1 dup"]);
 }
 
 #[test]
-fn shared_subscriptions_are_bounded_by_themselves() {
+fn shared_subscriptions_have_their_own_limit() {
     let mut world = World::new();
     let mut client = world.connected(MqttVersion::V5, "me", 60);
     let filters: Vec<String> = (0..=MAX_SHARED).map(|number| format!("$share/g/{number}")).collect();
@@ -144,7 +148,7 @@ fn retained_messages_are_looked_for_in_turns_and_follow_the_answer() {
         writer.send(&mut world, Packet::Publish(kept));
     }
     let mut client = world.connected(MqttVersion::V5, "me", 60);
-    // Each of them visits all of the tree, and finds some.
+    // Each filter visits all of the tree, and matches some of its topics.
     let filters = ["+/7", "+/8", "+/9", "+/10"];
     let packet = subscribe(&client, filters);
     let (mut came, turns) = in_turns(&mut client, &packet);
@@ -206,8 +210,8 @@ fn a_client_that_retains_waits_for_the_disk_even_at_qos_0() {
     assert!(rounds > 1);
 }
 
-/// Gives the client turns until it has `expected` messages. Returns the number of turns, none of which is long, though
-/// a message may take as long as `each`.
+/// Runs turns until the client has `expected` messages. Returns the number of turns, none of which is long, although one
+/// message may take as long as `each`.
 fn messages_in_turns(client: &mut Client, expected: usize, each: u64) -> usize {
     let (mut turns, mut came) = (0, 0);
     while came < expected {
@@ -222,7 +226,7 @@ fn messages_in_turns(client: &mut Client, expected: usize, each: u64) -> usize {
     turns
 }
 
-/// As many filters as a session may have at most, of different shapes, which all match a topic of as many levels.
+/// As many filters as a session may have, each with its own shape, that all match a topic with as many levels.
 fn filters_of_all_shapes(count: usize) -> Vec<String> {
     let level = |filter: usize, level: usize| if filter >> level & 1 == 0 { "+" } else { "x" };
     (0..count).map(|filter| (0..14).map(|at| level(filter, at)).collect::<Vec<_>>().join("/")).collect()

@@ -32,7 +32,7 @@ fn permit(world: &World, user: &str, permissions: &Permissions) {
 }
 
 /// Connects a client that asks for its session; returns its packets.
-fn come(world: &mut World, version: MqttVersion, user: &str, expiry: u32) -> (Client, Vec<String>) {
+fn connect_as(world: &mut World, version: MqttVersion, user: &str, expiry: u32) -> (Client, Vec<String>) {
     let mut client = world.client(version);
     let list = PropertyList::new().with(Property::SessionExpiryInterval(expiry));
     let properties = if version.is_5() { list.as_properties() } else { PacketProperties::NONE };
@@ -54,23 +54,23 @@ fn come(world: &mut World, version: MqttVersion, user: &str, expiry: u32) -> (Cl
 fn another_user_neither_ends_nor_takes_over_a_connected_clients_session() {
     let mut world = World::new();
     make_users(&world);
-    let (mut alice, answers) = come(&mut world, MqttVersion::V5, "alice", 60);
+    let (mut alice, answers) = connect_as(&mut world, MqttVersion::V5, "alice", 60);
     assert_eq!(answers, ["connack Success"]);
     alice.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
     for (version, expected) in
         [(MqttVersion::V5, "connack Not authorized"), (MqttVersion::V311, "connack Server unavailable")]
     {
         for expiry in [0, 60] {
-            let (bob, answers) = come(&mut world, version, "bob", expiry);
+            let (bob, answers) = connect_as(&mut world, version, "bob", expiry);
             assert_eq!(answers, [expected]);
             assert_eq!(bob.connection.intent(), Intent::Finish);
         }
     }
     assert_eq!(alice.publish(&mut world, "t", QoS::AtMostOnce, 0), ["publish t AtMostOnce 0"]);
-    let (mut again, answers) = come(&mut world, MqttVersion::V5, "alice", 60);
+    let (mut again, answers) = connect_as(&mut world, MqttVersion::V5, "alice", 60);
     assert!(answers.is_empty(), "it waits for the session");
     assert_eq!(alice.taken_over(), ["disconnect Session taken over"]);
-    assert_eq!(again.look(), ["connack Success present"], "its own user takes it over");
+    assert_eq!(again.look(), ["connack Success present"], "the same user takes the session over");
 }
 
 #[test]
@@ -78,13 +78,13 @@ fn a_session_that_is_kept_is_its_users_after_a_restart_too() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     make_users(&world);
-    let (mut alice, _) = come(&mut world, MqttVersion::V311, "alice", 60);
+    let (mut alice, _) = connect_as(&mut world, MqttVersion::V311, "alice", 60);
     alice.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
     let mut writer = world.connected(MqttVersion::V311, "writer", 0);
     for restarts in [false, true] {
         if restarts {
             // Killed while its client was connected.
-            let (client, answers) = come(&mut world, MqttVersion::V311, "alice", 60);
+            let (client, answers) = connect_as(&mut world, MqttVersion::V311, "alice", 60);
             assert_eq!(answers[0], "connack Success present");
             std::mem::forget(client);
             let killed = disk.kill();
@@ -97,10 +97,10 @@ fn a_session_that_is_kept_is_its_users_after_a_restart_too() {
         }
         writer.publish(&mut world, "t", QoS::AtLeastOnce, 1);
         for expiry in [0, 60] {
-            assert_eq!(come(&mut world, MqttVersion::V5, "bob", expiry).1, ["connack Not authorized"]);
+            assert_eq!(connect_as(&mut world, MqttVersion::V5, "bob", expiry).1, ["connack Not authorized"]);
         }
     }
-    let (_, answers) = come(&mut world, MqttVersion::V311, "alice", 60);
+    let (_, answers) = connect_as(&mut world, MqttVersion::V311, "alice", 60);
     assert_eq!(answers.iter().filter(|answer| answer.starts_with("publish t")).count(), 2, "{answers:?}");
 }
 
@@ -135,12 +135,16 @@ fn a_session_of_a_token_user_unknown_to_the_broker_is_refused_to_others() {
     make_users(&world);
     world.hub.broker().set_auth_backends(Arc::new(Tokens));
     let others = ["token-bob", "token-carol", "alice", "bob"];
-    let (mut alice, answers) = come(&mut world, MqttVersion::V5, "token-alice", 60);
+    let (mut alice, answers) = connect_as(&mut world, MqttVersion::V5, "token-alice", 60);
     assert_eq!(answers, ["connack Success"]);
     alice.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
     let all_are_refused = |world: &mut World| {
         for (other, expiry) in others.into_iter().flat_map(|other| [(other, 0), (other, 60)]) {
-            assert_eq!(come(world, MqttVersion::V5, other, expiry).1, ["connack Not authorized"], "{other}");
+            assert_eq!(
+                connect_as(world, MqttVersion::V5, other, expiry).1,
+                ["connack Not authorized"],
+                "{other}"
+            );
         }
     };
     all_are_refused(&mut world);
@@ -152,7 +156,7 @@ fn a_session_of_a_token_user_unknown_to_the_broker_is_refused_to_others() {
     make_users(&world);
     world.hub.broker().set_auth_backends(Arc::new(Tokens));
     all_are_refused(&mut world);
-    let (_, answers) = come(&mut world, MqttVersion::V5, "token-alice", 60);
+    let (_, answers) = connect_as(&mut world, MqttVersion::V5, "token-alice", 60);
     assert_eq!(answers, ["connack Success present"]);
 }
 
@@ -161,28 +165,31 @@ fn a_session_of_the_brokers_own_user_is_not_that_of_a_token_with_its_name() {
     let mut world = World::new();
     make_users(&world);
     world.hub.broker().set_auth_backends(Arc::new(Tokens));
-    let (alice, _) = come(&mut world, MqttVersion::V5, "alice", 60);
+    let (alice, _) = connect_as(&mut world, MqttVersion::V5, "alice", 60);
     drop(alice);
-    assert_eq!(come(&mut world, MqttVersion::V5, "token-alice", 60).1, ["connack Not authorized"]);
-    assert_eq!(come(&mut world, MqttVersion::V5, "alice", 60).1, ["connack Success present"]);
+    assert_eq!(connect_as(&mut world, MqttVersion::V5, "token-alice", 60).1, ["connack Not authorized"]);
+    assert_eq!(connect_as(&mut world, MqttVersion::V5, "alice", 60).1, ["connack Success present"]);
 }
 
 #[test]
-fn a_name_is_free_when_its_session_or_its_user_is_gone() {
+fn a_client_identifier_is_free_once_its_session_or_user_is_gone() {
     let mut world = World::new();
     make_users(&world);
-    let (alice, _) = come(&mut world, MqttVersion::V5, "alice", 0);
+    let (alice, _) = connect_as(&mut world, MqttVersion::V5, "alice", 0);
     drop(alice);
-    assert_eq!(come(&mut world, MqttVersion::V5, "bob", 0).1, ["connack Success"]);
+    assert_eq!(connect_as(&mut world, MqttVersion::V5, "bob", 0).1, ["connack Success"]);
 
-    let (mut alice, _) = come(&mut world, MqttVersion::V5, "alice", 60);
+    let (mut alice, _) = connect_as(&mut world, MqttVersion::V5, "alice", 60);
     alice.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
     drop(alice);
-    assert_eq!(come(&mut world, MqttVersion::V5, "bob", 60).1, ["connack Not authorized"]);
+    assert_eq!(connect_as(&mut world, MqttVersion::V5, "bob", 60).1, ["connack Not authorized"]);
     assert!(world.hub.broker().delete_definition(Section::Users, &["alice"], Timestamp(1)));
-    let (mut bob, answers) = come(&mut world, MqttVersion::V5, "bob", 60);
-    assert_eq!(answers, ["connack Success"], "a session of his own");
-    assert!(bob.publish(&mut world, "t", QoS::AtMostOnce, 0).is_empty(), "without her subscription");
+    let (mut bob, answers) = connect_as(&mut world, MqttVersion::V5, "bob", 60);
+    assert_eq!(answers, ["connack Success"], "a new session");
+    assert!(
+        bob.publish(&mut world, "t", QoS::AtMostOnce, 0).is_empty(),
+        "without the deleted user's subscription"
+    );
 }
 
 #[test]
@@ -190,7 +197,7 @@ fn a_session_without_a_recorded_user_goes_to_the_first_permitted_user() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     make_users(&world);
-    let (mut alice, _) = come(&mut world, MqttVersion::V311, "alice", 60);
+    let (mut alice, _) = connect_as(&mut world, MqttVersion::V311, "alice", 60);
     alice.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
     drop(alice);
     world.round();
@@ -210,12 +217,16 @@ fn a_session_without_a_recorded_user_goes_to_the_first_permitted_user() {
     let mut world = World::on(&disk);
     make_users(&world);
     permit(&world, "bob", &Permissions::default());
-    assert_eq!(come(&mut world, MqttVersion::V5, "bob", 0).1, ["connack Not authorized"]);
-    let (alice, answers) = come(&mut world, MqttVersion::V5, "alice", 60);
+    assert_eq!(connect_as(&mut world, MqttVersion::V5, "bob", 0).1, ["connack Not authorized"]);
+    let (alice, answers) = connect_as(&mut world, MqttVersion::V5, "alice", 60);
     assert_eq!(answers, ["connack Success present"]);
     drop(alice);
     permit(&world, "bob", &Permissions::all());
-    assert_eq!(come(&mut world, MqttVersion::V5, "bob", 60).1, ["connack Not authorized"], "it is hers now");
+    assert_eq!(
+        connect_as(&mut world, MqttVersion::V5, "bob", 60).1,
+        ["connack Not authorized"],
+        "the session is alice's now"
+    );
 }
 
 /// The number of messages among some packets.
@@ -233,7 +244,7 @@ fn a_shared_subscription_that_is_refused_takes_nothing_from_its_group() {
     vhost.set_topic_permissions("alice", &topics).unwrap();
     let mut member = world.connected(MqttVersion::V5, "member", 60);
     member.subscribe_at(&mut world, "$share/g/secret/#", QoS::AtLeastOnce);
-    let (mut alice, _) = come(&mut world, MqttVersion::V5, "alice", 60);
+    let (mut alice, _) = connect_as(&mut world, MqttVersion::V5, "alice", 60);
     for filter in ["$share/g/secret/#", "$share/other/secret/#", "secret/#"] {
         let answers = alice.subscribe_at(&mut world, filter, QoS::AtLeastOnce);
         assert_eq!(answers, ["suback Not authorized"]);
@@ -242,7 +253,7 @@ fn a_shared_subscription_that_is_refused_takes_nothing_from_its_group() {
     (1..=10).for_each(|packet_id| _ = writer.publish(&mut world, "secret/1", QoS::AtLeastOnce, packet_id));
     assert_eq!(messages(&alice.received(&mut world)), 0);
     assert_eq!(messages(&member.received(&mut world)), 10);
-    assert_eq!(vhost.all_queues().len(), 1, "nothing was declared for her");
+    assert_eq!(vhost.all_queues().len(), 1, "no queue was declared for the refused member");
     assert_eq!(alice.subscribe_at(&mut world, "$share/g/dev/#", QoS::AtLeastOnce), ["suback Granted QoS 1"]);
 }
 

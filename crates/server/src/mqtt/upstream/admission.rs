@@ -1,4 +1,4 @@
-//! Admission in front of an upstream: the login there, the claim to the session, and the session's queue.
+//! Admission in front of an upstream: the upstream login, the claim to the session, and the session's queues.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -28,14 +28,14 @@ use crate::upstream::multiplexing::UpstreamLogin;
 use crate::upstream::open_refusal::OpenRefusal;
 use crate::upstream::{self, OpenedUpstream, UpstreamRequest};
 
-/// The beginning of the names of shared queues, which is also that of the queues of sessions.
+/// Prefix of the names of shared queues and of the sessions' queues.
 pub(super) const SHARED_PREFIX: &str = "mqtt-subscription-";
 
-/// The request for the session's queue, and those before it, whose answers do not matter.
+/// The number of the request whose answer decides, and of the requests before it, whose answers are ignored.
 const PROBE: u64 = 0;
 const BEFORE: u64 = 1;
 
-/// A client that has sent CONNECT.
+/// A client between its CONNECT and its session in front of an upstream.
 pub(crate) struct UpstreamAdmission {
     hub: Arc<UpstreamHub>,
     login: MqttLogin,
@@ -46,13 +46,13 @@ pub(crate) struct UpstreamAdmission {
 }
 
 enum Stage {
-    /// The upstream is asked whether it accepts the login.
+    /// Waits for the upstream's answer to the login.
     Asking(BackendRequest<Result<OpenedUpstream, LoginError>>),
-    /// The client waits for its session.
+    /// Waits for the announcement to other servers and for the claim.
     Claiming(Box<Claiming>),
-    /// The upstream is asked whether the session's queue is there, or to delete it; the flag says which.
+    /// Waits for the answer to a request that finds the session's queue (true) or deletes it (false).
     Probing(Box<Claiming>, Option<Box<DetachedUpstream>>, bool),
-    /// The state queue is read; the flag says whether the session's queue was found.
+    /// Reads the state queue; the flag says whether the session's queue was found.
     Reading(Box<Claiming>, Option<Box<DetachedUpstream>>, bool),
     Over,
 }
@@ -61,9 +61,9 @@ struct Claiming {
     claim: Arc<UpstreamClaim>,
     uplink: Uplink,
     shared_login: UpstreamLogin,
-    /// Its announcement to other servers, if its client may come there.
+    /// Its announcement to other servers, unless the client cannot connect to them with this session.
     watched: Option<Watched>,
-    /// The wait for the client's connection to another server.
+    /// The wait for the consumer of the client's connection to another server.
     earlier: EarlierConsumer,
     reading: StateReading,
     /// Whether the state queue has been deleted because of a stale consumer.
@@ -73,7 +73,7 @@ struct Claiming {
 }
 
 impl UpstreamAdmission {
-    /// Asks the upstream whether it accepts the client.
+    /// Logs in to the upstream.
     ///
     /// # Errors
     /// The client has no complete credentials.
@@ -89,7 +89,7 @@ impl UpstreamAdmission {
             .inspect_err(|refused| core.login_refused(login.claimed_user(), &refused.why))?;
         let (user, credentials) = match login_as {
             LoginAs::Password { user, password } => (user, Credentials::plain(user, password)),
-            // The pool has other credentials for it, or refuses it.
+            // The pool replaces these credentials, or refuses the client.
             LoginAs::Identity(user) => {
                 (user, Credentials { username: user.to_owned(), ..Credentials::external(None) })
             }
@@ -149,8 +149,8 @@ impl UpstreamAdmission {
         Ok(())
     }
 
-    /// Asks about the session's queue once the client is announced and the claim is granted: a client that wants no earlier
-    /// session has it deleted. Returns false if that is not so yet.
+    /// Sends the request about the session's queue, once the client is announced and the claim is granted: finds it, or
+    /// deletes it if the client wants no earlier session. Returns false if there is still something to wait for.
     fn probe(&mut self, wants_session: bool, compatibility: Compatibility, outbox: &Arc<Outbox>) -> bool {
         let Stage::Claiming(claiming) = &self.stage else { return false };
         if claiming.watched.as_ref().is_some_and(|watched| !watched.is_answered()) {
@@ -165,7 +165,7 @@ impl UpstreamAdmission {
         };
         let queue = queue_name(&self.owner.client_id, 1).into();
         if wants_session {
-            // Whether the session is over is for its queue to tell: the client may have been elsewhere meanwhile.
+            // Also for a session that has expired here: the client may have used it on another server meanwhile.
             claiming.uplink.request(PROBE, QueueRequest::Find { queue });
             claiming.uplink.state().find(&self.state_queue());
         } else if self.login.assigned().is_none() {
@@ -175,8 +175,8 @@ impl UpstreamAdmission {
         true
     }
 
-    /// Deletes the session's queues: its client has to hear that the session is gone, so that it subscribes again.
-    fn begin_anew(&mut self, core: &ConnectionCore) {
+    /// Deletes the session's queues. CONNACK then reports that there is no session, so that the client subscribes again.
+    fn start_without_session(&mut self, core: &ConnectionCore) {
         self.stage = match std::mem::replace(&mut self.stage, Stage::Over) {
             Stage::Reading(mut claiming, detached_session, _) => {
                 claiming.delete_session(&self.owner, core.shared.backend.compatibility());
@@ -187,7 +187,8 @@ impl UpstreamAdmission {
         };
     }
 
-    /// Whether the session's queue was found although the rest of the session is neither in its state queue nor known here.
+    /// Whether the session's queue exists, but its remaining state is neither in the state queue nor known to this
+    /// process.
     fn has_lost_its_state(&self, now: Instant) -> bool {
         let Stage::Reading(claiming, detached_session, true) = &self.stage else { return false };
         let at = self.hub.clock.timestamp(now);
@@ -196,7 +197,7 @@ impl UpstreamAdmission {
         claiming.is_discarded && !detached_session.as_deref().is_some_and(is_known)
     }
 
-    /// Whether the session's queue was found; `None` while the upstream has not answered.
+    /// Whether the session's queue exists; `None` while the upstream has not answered.
     fn probed(&mut self, entering: &mut AdmittingConnection<'_>) -> Option<Result<bool, MqttRefused>> {
         let Stage::Probing(claiming, _, is_asked) = &mut self.stage else { return None };
         let waker = entering.core.outbox.nudging_waker();
@@ -232,7 +233,7 @@ impl UpstreamAdmission {
                 Err(fault) if matches!(fault.code, ReplyCode::NotFound | ReplyCode::AccessRefused) => {
                     Ok(false)
                 }
-                // The queue of a session that goes with its connection, which is open on another server.
+                // The queue is exclusive: the session ends with its connection, which is open on another server.
                 Err(fault) if fault.code == ReplyCode::ResourceLocked => {
                     Err(self.foreign(entering.core, fault.to_string()))
                 }
@@ -242,13 +243,13 @@ impl UpstreamAdmission {
         None
     }
 
-    /// Reads the state queue; `None` while the upstream has not answered. Otherwise returns whether it was there.
+    /// Reads the state queue; `None` while the upstream has not answered. Otherwise returns whether it exists.
     fn read(&mut self, entering: &mut AdmittingConnection<'_>) -> Option<Result<bool, MqttRefused>> {
         let name = self.state_queue();
         let Stage::Reading(claiming, _, is_found) = &mut self.stage else { return None };
         let (core, is_found) = (&mut *entering.core, *is_found);
         loop {
-            // The next step of the reading is sent at once.
+            // Repeats until the upstream has to answer.
             let waker = core.outbox.nudging_waker();
             if let Err(fault) = claiming.uplink.take_turn(&waker, entering.now) {
                 return Some(Err(unavailable(core, &fault)));
@@ -260,8 +261,8 @@ impl UpstreamAdmission {
             }
             let asked = claiming.uplink.state().phase();
             match claiming.reading.advance(claiming.uplink.state(), &name, is_found, &core.outbox) {
-                ReadState::Waits if claiming.uplink.state().phase() == asked => return None,
-                ReadState::Waits => {}
+                ReadState::Pending if claiming.uplink.state().phase() == asked => return None,
+                ReadState::Pending => {}
                 ReadState::Absent => return Some(Ok(false)),
                 ReadState::Read => return Some(Ok(true)),
                 ReadState::InUse if claiming.is_announced() && self.hub.note_state_in_use(&self.owner) => {
@@ -273,13 +274,13 @@ impl UpstreamAdmission {
         }
     }
 
-    /// The name of the state queue: that of a queue of the client's, with the level of its messages in place of theirs.
+    /// The name of the state queue: the client's queue name with a 2 where its message queues have their QoS.
     fn state_queue(&self) -> String {
         queue_name(&self.owner.client_id, 2)
     }
 
-    /// Whether a connection to another server may be the same client's. One whose identifier was assigned here learns it from
-    /// CONNACK, and can resume its session by it wherever it likes; without a session there is nothing to come back for.
+    /// Whether the client may connect to another server with this session. If this server has assigned the identifier,
+    /// the client learns it from CONNACK, and may resume its session elsewhere only if that outlives the connection.
     fn may_come_elsewhere(&self) -> bool {
         self.login.assigned().is_none() || self.login.session_expiry(&self.hub.config) > 0
     }
@@ -289,7 +290,7 @@ impl UpstreamAdmission {
         MqttRefused::foreign(self.version, why)
     }
 
-    /// Makes the session. The flags tell that its queue, and its state queue, are there.
+    /// Creates the session. The flags say whether its queue and its state queue exist.
     fn admit(
         &mut self,
         is_found: bool,
@@ -299,7 +300,7 @@ impl UpstreamAdmission {
         let (Stage::Probing(claiming, detached_session, _) | Stage::Reading(claiming, detached_session, _)) =
             std::mem::replace(&mut self.stage, Stage::Over)
         else {
-            return Admitting::Waits;
+            return Admitting::Pending;
         };
         let Claiming { claim, mut uplink, shared_login, watched, log, .. } = *claiming;
         self.hub.note_admitted(&self.owner);
@@ -310,7 +311,7 @@ impl UpstreamAdmission {
         };
         let mut session = (is_found || has_state).then(Session::new);
         match detached_session {
-            // Without what was forgotten, the session is what the upstream has of it. Its will is discarded.
+            // A forgotten session is restored from the upstream's state alone, and its will is discarded.
             Some(detached_session) if detached_session.is_forgotten && session.is_some() => {
                 drop(detached_session)
             }
@@ -324,7 +325,7 @@ impl UpstreamAdmission {
             Some(detached_session) => detached_session.end(),
             None => {}
         }
-        // The state upstream is later than the one that is known here.
+        // The upstream's state is newer than this process's.
         session = session.map(|session| uplink.state().restore(session));
         let expiry = self.login.session_expiry(&self.hub.config);
         let compatibility = core.shared.backend.compatibility();
@@ -356,13 +357,13 @@ impl UpstreamAdmission {
 }
 
 impl Claiming {
-    /// Whether the queue still has a consumer, and the request for it is to be made again after a pause.
+    /// Whether the queue still has a consumer, so that the request has to be repeated after a pause.
     fn waits(&mut self, answer: &Result<(), Fault>, outbox: &Arc<Outbox>) -> bool {
         let is_used = answer.is_ok() && self.uplink.consumers() > 0;
         self.is_announced() && self.earlier.pause(is_used, outbox)
     }
 
-    /// Whether other servers have been told of the client.
+    /// Whether other servers have been notified of the client.
     fn is_announced(&self) -> bool {
         self.watched.as_ref().is_some_and(Watched::is_announced)
     }
@@ -371,11 +372,11 @@ impl Claiming {
     fn delete_session(&mut self, owner: &Owner, compatibility: Compatibility) {
         let queue = |qos| queue_name(&owner.client_id, qos).into();
         if compatibility == Compatibility::V4 {
-            // RabbitMQ 4 has one for messages of QoS 0, too.
+            // RabbitMQ 4 also has a queue for QoS 0.
             self.uplink.request(BEFORE, QueueRequest::Delete { queue: queue(0) });
         }
-        // Not only if they have no consumer, for which the pool would need a connection of the client's own. One on another
-        // server loses its consumer, and hears of this connection.
+        // Without if-unused, for which the pool would need an own connection for the client. A connection to another
+        // server has its consumer cancelled, and is notified of this connection.
         self.uplink.request(BEFORE, QueueRequest::Delete { queue: queue(2) });
         self.uplink.request(PROBE, QueueRequest::Delete { queue: queue(1) });
     }
@@ -384,7 +385,7 @@ impl Claiming {
 impl Admission for UpstreamAdmission {
     fn advance(&mut self, entering: &mut AdmittingConnection<'_>) -> Admitting {
         if let Stage::Asking(request) = &self.stage {
-            let Some(answer) = request.take_answer() else { return Admitting::Waits };
+            let Some(answer) = request.take_answer() else { return Admitting::Pending };
             let answered = match answer {
                 Ok(opened) => self.accepted(opened, entering),
                 Err(error) => Err(refused(entering.core, &self.owner.vhost, &self.user, error)),
@@ -417,7 +418,7 @@ impl Admission for UpstreamAdmission {
                 &entering.core.outbox,
             )
         {
-            return Admitting::Waits;
+            return Admitting::Pending;
         }
         match self.probed(entering) {
             None => {}
@@ -435,13 +436,13 @@ impl Admission for UpstreamAdmission {
                 return Admitting::Refused(refused);
             }
         }
-        let Stage::Reading(_, _, is_found) = &self.stage else { return Admitting::Waits };
+        let Stage::Reading(_, _, is_found) = &self.stage else { return Admitting::Pending };
         let is_found = *is_found;
         match self.read(entering) {
-            None => Admitting::Waits,
+            None => Admitting::Pending,
             Some(Ok(false)) if self.has_lost_its_state(entering.now) => {
-                self.begin_anew(entering.core);
-                Admitting::Waits
+                self.start_without_session(entering.core);
+                Admitting::Pending
             }
             Some(Ok(has_state)) => self.admit(is_found, has_state, entering),
             Some(Err(refused)) => {
@@ -464,7 +465,8 @@ impl Admission for UpstreamAdmission {
         };
         let Claiming { claim, mut uplink, watched, .. } = *claiming;
         uplink.stop_consuming();
-        // The queue may be being deleted, which must not hit that of the next connection.
+        // The teardown keeps the claim until a pending deletion is answered, which must not hit the next connection's
+        // queue.
         SessionTeardown {
             hub: Arc::clone(&self.hub),
             owner: Arc::clone(&self.owner),
@@ -476,7 +478,7 @@ impl Admission for UpstreamAdmission {
             will: None,
             watched,
         }
-        .say(transport::now());
+        .start(transport::now());
     }
 }
 
@@ -487,7 +489,7 @@ fn client_properties(client_id: &str) -> FieldTable {
         .collect()
 }
 
-/// Why a client is refused that the upstream has not accepted.
+/// The refusal for a client that the upstream has not accepted.
 fn refused(core: &mut ConnectionCore, vhost: &str, user: &str, error: LoginError) -> MqttRefused {
     let refused = match error {
         LoginError::Refused { why, .. } => bad_credentials(&format!("{user}: {why}")),

@@ -1,4 +1,4 @@
-//! The wills of this process whose delay has not passed, and the work that is left of connections that have ended.
+//! Wills of this process whose delay has not passed, and the teardowns of ended connections.
 
 use std::sync::Arc;
 
@@ -6,10 +6,10 @@ use mqtt::server::StoredWill;
 use sync::{Mutex, Rank};
 use tokio::sync::watch;
 
-/// Bytes of all delayed wills together. CONNECT bounds each of them: its payload has at most 64 KiB.
+/// The maximum of bytes of all delayed wills. CONNECT bounds each of them: its payload has at most 64 KiB.
 const MAX_BYTES: usize = 64 << 20;
 
-/// Bytes of a delayed will beside topic, payload and properties: its task, and the client's connection upstream that it keeps.
+/// Bytes of a delayed will besides topic, payload and properties: its task, and the client's upstream connection.
 const WILL: usize = 4 << 10;
 
 /// Counts delayed wills, and notifies them when the server shuts down.
@@ -18,25 +18,25 @@ pub(super) struct DelayedWills {
     bytes: Mutex<WillTotals, { Rank::Leaf as u8 }>,
     max_bytes: usize,
     is_draining: watch::Sender<bool>,
-    /// Number of tasks that have work left.
+    /// Number of teardowns in progress.
     tasks: watch::Sender<usize>,
 }
 
-/// Number of wills that wait, and of their bytes.
+/// Number of delayed wills, and their bytes.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct WillTotals {
     pub(super) wills: usize,
     pub(super) bytes: usize,
 }
 
-/// A delayed will's share. Dropping it returns it.
+/// A delayed will's entry in the totals, until it is dropped.
 #[derive(Debug)]
 pub(super) struct WillShare {
     all: Arc<DelayedWills>,
     bytes: usize,
 }
 
-/// The work that is left of a connection, until it is dropped.
+/// A teardown in progress, until it is dropped.
 #[derive(Debug)]
 pub(super) struct TeardownGuard(Arc<DelayedWills>);
 
@@ -52,7 +52,7 @@ impl DelayedWills {
         Self { bytes: Mutex::default(), max_bytes, is_draining, tasks }
     }
 
-    /// Adds a will. Returns `None` if it is to be published at once: there are too many bytes, or the server shuts down.
+    /// Adds a will. Returns `None` if it has to be published at once, because of the limit or a shutdown.
     pub(super) fn add(self: &Arc<Self>, will: &StoredWill) -> Option<WillShare> {
         let properties = will.properties.as_properties().bytes().len();
         let bytes = WILL + will.topic.len() + properties + will.payload.len();
@@ -64,29 +64,29 @@ impl DelayedWills {
         })
     }
 
-    /// From now on all wills are due.
+    /// Makes all wills due.
     pub(super) fn drain(&self) {
         self.is_draining.send_replace(true);
     }
 
     /// Waits until the server shuts down.
     pub(super) async fn draining(&self) {
-        // The sender lives as long as this.
+        // Cannot fail, since `self` owns the sender.
         let _ = self.is_draining.subscribe().wait_for(|is_draining| *is_draining).await;
     }
 
-    /// Called when work is left of a connection.
+    /// Called when a connection's teardown begins.
     pub(super) fn begin(self: &Arc<Self>) -> TeardownGuard {
         self.tasks.send_modify(|tasks| *tasks += 1);
         TeardownGuard(Arc::clone(self))
     }
 
-    /// Waits until no work is left of any connection.
+    /// Waits until no teardown is in progress.
     pub(super) async fn finished(&self) {
         let _ = self.tasks.subscribe().wait_for(|tasks| *tasks == 0).await;
     }
 
-    /// The wills that wait.
+    /// The totals of delayed wills.
     pub(super) fn totals(&self) -> WillTotals {
         *self.bytes.lock()
     }

@@ -1,4 +1,4 @@
-//! Messages for a client in front of an upstream: live ones from the shared queue, and those of the session's queue.
+//! Messages for a client in front of an upstream, from the shared queue (live) and from the session's own queue.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,16 +23,16 @@ use crate::upstream::multiplexing::MultiplexedMessage;
 impl UpstreamSession {
     /// Sends the messages that the client can take now.
     pub(super) fn deliver_all(&mut self, engine: &mut Engine) {
-        // Retained messages were published before live ones.
+        // Before live messages, which were published later.
         self.deliver_retained(engine);
         self.deliver_live(engine);
         self.deliver_deferred(engine);
         self.advance_subscribes();
         self.deliver_retained(engine);
         let is_settled = self.deliver_queued(engine) | self.deliver_shared(engine);
-        // Answers may have made room for further entries.
+        // Answers may have made space for further entries.
         if self.handle_entries(engine) || is_settled || self.uplink.can_resume() {
-            // Some messages need no answer of the client, and are acknowledged upstream; or there is room for more.
+            // Messages that the client does not acknowledge are acknowledged upstream, and paused consumers are resumed.
             self.take_turn(engine);
         }
         if work::is_turn_over() {
@@ -40,10 +40,10 @@ impl UpstreamSession {
         }
     }
 
-    /// Takes answers and messages from the shared queue.
+    /// Handles answers and messages from the shared queue.
     fn deliver_live(&mut self, engine: &mut Engine) {
         while self.is_open() && !work::is_turn_over() {
-            // A message that waits for the window holds up those behind it.
+            // A message that waits for the client's window blocks those behind it.
             let has_capacity = self.outbox.has_capacity() && (engine.free_window() > 0 || !self.live.holds());
             match self.live.take(has_capacity) {
                 None => return,
@@ -65,12 +65,12 @@ impl UpstreamSession {
         }
     }
 
-    /// Sends a message of the shared queue, if the client is to have it. Returns false if there is no window for it.
+    /// Sends a message of the shared queue, if it is for the client. Returns false if the client's window is full.
     fn send_live(&mut self, shared: &Arc<MultiplexedMessage>, engine: &mut Engine) -> bool {
         work::charge(MESSAGE, 1);
         let Ok(properties) = Properties::decode(&shared.properties) else { return true };
         let Some(outgoing) = self.outgoing(&shared.routing_key, &properties) else { return true };
-        // Without a queue of the session, messages of all qualities come by this way.
+        // Without a session queue, messages of all QoS come through the shared queue.
         let class = if self.uses_queue() { Class::Qos0 } else { Class::Qos1 };
         let verdict = match self.match_topic(&outgoing, class) {
             Match::Send(verdict) => verdict,
@@ -94,7 +94,7 @@ impl UpstreamSession {
         true
     }
 
-    /// Sends live messages whose copies in the session's queue have not come.
+    /// Sends live messages whose copies have not come through the session's queue.
     fn deliver_deferred(&mut self, engine: &mut Engine) {
         while self.outbox.has_capacity()
             && !work::is_turn_over()
@@ -114,7 +114,7 @@ impl UpstreamSession {
         }
     }
 
-    /// Sends messages of the session's queue. Returns whether some are to be acknowledged upstream.
+    /// Sends messages of the session's queue. Returns whether some have to be acknowledged upstream at once.
     fn deliver_queued(&mut self, engine: &mut Engine) -> bool {
         let mut is_settled = false;
         while self.is_open()
@@ -132,18 +132,18 @@ impl UpstreamSession {
         is_settled
     }
 
-    /// Sends a message of the session's queue. Returns whether the client is to acknowledge it.
+    /// Sends a message of the session's queue. Returns whether the client will acknowledge it.
     fn send_queued(&mut self, queued: QueuedMessage, engine: &mut Engine) -> bool {
         work::charge(MESSAGE, 1);
         let QueuedMessage { delivery_tag, redelivered, exchange, routing_key, properties, body } = queued;
-        self.paths.came(&routing_key, &properties, &body);
+        self.paths.note_queued(&routing_key, &properties, &body);
         let Ok(properties) = Properties::decode(&properties) else { return false };
         let Some(outgoing) = self.outgoing(&routing_key, &properties) else { return false };
         let verdict = match self.match_topic(&outgoing, Class::Qos1) {
-            // As in RabbitMQ: it came by a subscription of QoS 1, which may have been changed to QoS 0 since.
+            // At QoS 1 even if the subscription was changed to QoS 0 since, as in RabbitMQ.
             Match::Send(verdict) => FilterMatch { qos: QoS::AtLeastOnce, ..verdict },
             Match::Drop if *exchange == *self.hub.config.exchange => return false,
-            // By a binding that another server has made for the client, or that was removed after the message had come.
+            // Routed by a binding that another server created for the client, or that was removed since.
             Match::Drop | Match::None => FilterMatch { qos: QoS::AtLeastOnce, ..FilterMatch::default() },
         };
         if outgoing.retain {
@@ -154,7 +154,7 @@ impl UpstreamSession {
         self.send(message, delivery_tag, engine).is_ok() && is_answered
     }
 
-    /// Sends messages of shared subscriptions. Returns whether some are to be acknowledged upstream.
+    /// Sends messages of shared subscriptions. Returns whether some have to be acknowledged upstream at once.
     fn deliver_shared(&mut self, engine: &mut Engine) -> bool {
         let mut is_settled = false;
         while self.is_open()
@@ -165,7 +165,7 @@ impl UpstreamSession {
             let Some((consumer, message)) = self.uplink.take_shared() else { break };
             let delivery_tag = message.delivery_tag;
             let Some(verdict) = self.groups.get().and_then(|groups| groups.verdict(consumer)) else {
-                // Its messages are those of other members.
+                // The subscription is gone, so the message goes to another member.
                 self.uplink.stop_shared(consumer, Vec::new());
                 is_settled = true;
                 continue;
@@ -178,7 +178,7 @@ impl UpstreamSession {
         is_settled
     }
 
-    /// Sends a message of a shared subscription. Returns whether the client is to acknowledge it.
+    /// Sends a message of a shared subscription. Returns whether the client will acknowledge it.
     fn send_shared(
         &mut self,
         consumer: usize,
@@ -206,7 +206,7 @@ impl UpstreamSession {
         is_sent && is_answered
     }
 
-    /// The part of an AMQP message that matters to MQTT clients; `None` if it has no topic.
+    /// The part of an AMQP message that matters to MQTT clients; `None` if its routing key is not a valid topic.
     fn outgoing(&self, routing_key: &str, properties: &Properties<'_>) -> Option<Outgoing> {
         message::outgoing(self.mapping.topic(routing_key), properties, self.mapping.form)
     }
@@ -216,7 +216,7 @@ impl UpstreamSession {
         self.subscriptions.match_merged(&outgoing.topic, class, is_own)
     }
 
-    /// The message as the client gets it.
+    /// The message to send to the client.
     fn address(
         &self,
         outgoing: Outgoing,
@@ -231,7 +231,8 @@ impl UpstreamSession {
         addressed.into_message(verdict, engine.version().is_5())
     }
 
-    /// The time until a message expires: RabbitMQ reports when it was published, if it is a message of its release 4.
+    /// The time until a message expires. RabbitMQ 4 states in `timestamp` when it was published; otherwise that is not
+    /// known.
     fn time_left(&self, properties: &Properties<'_>) -> Option<Duration> {
         let expiration: u64 = properties.expiration?.parse().ok()?;
         let published = properties.timestamp.filter(|_| self.mapping.form != StoredForm::Headers);

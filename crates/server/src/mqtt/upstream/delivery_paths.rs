@@ -1,5 +1,5 @@
-//! The paths by which a client's messages come, and changes from one to the other: the new one is bound before the old one
-//! ends, so that no message is missed.
+//! The paths by which messages reach a client, live subscriptions and the session's queue, and a filter's change from one
+//! to the other. The new path is bound before the old one is removed, so that no message is missed.
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
@@ -12,62 +12,63 @@ use crate::mqtt::on_demand::OnDemand;
 use crate::mqtt::subscriptions::{Class, filter_matches};
 use crate::upstream::multiplexing::MultiplexedMessage;
 
-/// The time that a live subscription continues when the session's queue has been bound for it: messages from before may still
+/// The time that a live subscription lingers once the session's queue is bound in its place: earlier messages may still
 /// be on their way through the shared queue.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// Most live subscriptions that linger; beyond that the oldest ends at once.
+/// The maximum of lingering subscriptions. Above it the oldest ends at once.
 const MAX_LINGERING: usize = 64;
 
-/// The time that a live message waits for its copy in the session's queue, so that it does not come twice.
+/// The time that a live message waits for its copy from the session's queue, so that it is not sent twice.
 const DEFERRAL: Duration = Duration::from_millis(500);
 
-/// Most messages that wait like this, and most of the queue's that are remembered: those of a window, several times. Messages
-/// beyond that may come twice.
+/// The maximum of deferred live messages, and of remembered messages from the queue: several windows. Messages beyond it
+/// may be sent twice.
 const MAX_REMEMBERED: usize = 256;
 
-/// Most bytes of bodies that wait.
+/// The maximum of bytes of deferred bodies.
 const MAX_DEFERRED_BYTES: usize = 1024 * 1024;
 
-/// The paths of a client: for each filter, its live subscription or the session's queue.
+/// A client's delivery paths: for each filter, a live subscription or the session's queue.
 #[derive(Default)]
 pub(super) struct DeliveryPaths {
     /// The number of filters with each binding key, for each [`Class`].
     filters: HashMap<Box<str>, [u32; 2]>,
-    /// Set when the first filter changes its path.
+    /// Allocated when the first filter changes its path.
     changing: OnDemand<ChangingPaths>,
 }
 
-/// The filters that change their paths, and the messages that may come by both meanwhile.
+/// Filters whose path changes, and messages that may arrive by both paths meanwhile.
 #[derive(Default)]
 struct ChangingPaths {
-    /// Changes whose new path is not bound yet, by their filters.
+    /// Changes whose new path is not bound yet, by filter.
     changes: HashMap<Box<str>, PathChange>,
-    /// Live subscriptions that continue for a moment, with the time at which they end.
+    /// Lingering live subscriptions, each with the time at which it ends.
     lingering: VecDeque<(Instant, Box<str>)>,
-    /// Hashes of messages that came by the session's queue meanwhile.
+    /// Hashes of messages from the session's queue that may arrive live as well.
     remembered: VecDeque<u64>,
-    /// Live messages that have not come by the session's queue, with their hashes and the times until which they wait.
+    /// Live messages whose copies have not come from the session's queue: the time until which each waits, its hash, and
+    /// the message.
     deferred: VecDeque<(Instant, u64, Arc<MultiplexedMessage>)>,
-    /// Bytes of their bodies.
+    /// Bytes of the bodies in `deferred`.
     deferred_bytes: usize,
     hasher: RandomState,
 }
 
-/// A change that waits for the upstream.
+/// A path change that waits for the upstream's answer.
 pub(super) struct PathChange {
-    /// The request for the new path.
+    /// The number of the request that binds the new path.
     pub(super) number: u64,
     pub(super) class: Class,
 }
 
 impl DeliveryPaths {
-    /// A filter with this key needs a path.
+    /// Counts a filter with this key that needs a path.
     pub(super) fn add(&mut self, key: &str, class: Class) {
         self.filters.entry_ref(key).or_default()[class as usize] += 1;
     }
 
-    /// A filter with this key does not need a path any more. Returns whether no other one does.
+    /// Removes a filter with this key from the count. Returns whether it was the last.
     pub(super) fn remove(&mut self, key: &str, class: Class) -> bool {
         let Some(counts) = self.filters.get_mut(key) else { return true };
         let count = &mut counts[class as usize];
@@ -79,7 +80,7 @@ impl DeliveryPaths {
         is_last
     }
 
-    /// How many filters with this key need a path.
+    /// The number of filters with this key that need a path.
     pub(super) fn count(&self, key: &str, class: Class) -> u32 {
         self.filters.get(key).map_or(0, |counts| counts[class as usize])
     }
@@ -89,31 +90,31 @@ impl DeliveryPaths {
         self.count(key, class) > 0
     }
 
-    /// A filter changes its path. Returns the change that this one replaces.
+    /// Begins a filter's path change. Returns the change that this one replaces.
     pub(super) fn change(&mut self, filter: &str, change: PathChange) -> Option<PathChange> {
         self.changing.made().changes.insert(filter.into(), change)
     }
 
-    /// Takes the change of a filter.
+    /// Takes a filter's path change.
     pub(super) fn take_change(&mut self, filter: &str) -> Option<PathChange> {
         self.changing.get_mut()?.changes.remove(filter)
     }
 
-    /// Takes the change of a filter that the request with this number was for.
+    /// Takes a filter's path change if the request with this number is for it.
     pub(super) fn take_changed(&mut self, filter: &str, number: u64) -> Option<PathChange> {
         let changes = &mut self.changing.get_mut()?.changes;
         changes.get(filter).filter(|change| change.number == number)?;
         changes.remove(filter)
     }
 
-    /// A live subscription continues for a moment. Returns another one that ends for that.
+    /// Makes a live subscription linger. Returns one that has to end at once instead, above the limit.
     pub(super) fn linger(&mut self, filter: &str, now: Instant) -> Option<Box<str>> {
         let lingering = &mut self.changing.made().lingering;
         lingering.push_back((now + LINGER, filter.into()));
         if lingering.len() > MAX_LINGERING { self.next_over(now + LINGER) } else { None }
     }
 
-    /// The next live subscription that has ended by `now`.
+    /// The next lingering subscription that is over by `now`.
     pub(super) fn next_over(&mut self, now: Instant) -> Option<Box<str>> {
         let changing = self.changing.get_mut()?;
         let (_, filter) = changing.lingering.pop_front_if(|(until, _)| *until <= now)?;
@@ -121,8 +122,8 @@ impl DeliveryPaths {
         Some(filter)
     }
 
-    /// A filter's live subscriptions linger no longer. Returns how many did: more than one if it has changed its path several
-    /// times.
+    /// Ends a filter's lingering subscriptions. Returns their number, which is above 1 if the filter has changed its path
+    /// several times.
     pub(super) fn stop_lingering(&mut self, filter: &str) -> usize {
         let Some(changing) = self.changing.get_mut() else { return 0 };
         let before = changing.lingering.len();
@@ -138,8 +139,8 @@ impl DeliveryPaths {
         changing.lingering.front().map(|(until, _)| *until).into_iter().chain(deferred).min()
     }
 
-    /// A message has come by the session's queue, which may come by a live subscription as well.
-    pub(super) fn came(&mut self, routing_key: &str, properties: &[u8], body: &[u8]) {
+    /// Notes a message from the session's queue that may arrive live as well.
+    pub(super) fn note_queued(&mut self, routing_key: &str, properties: &[u8], body: &[u8]) {
         let Some(changing) = self.changing.get_mut() else { return };
         let ChangingPaths { lingering, remembered, deferred, deferred_bytes, hasher, .. } = changing;
         if lingering.is_empty() && deferred.is_empty() {
@@ -157,7 +158,7 @@ impl DeliveryPaths {
         remembered.push_back(hash);
     }
 
-    /// Whether a topic is one of a live subscription that lingers.
+    /// Whether a lingering subscription matches a topic.
     pub(super) fn is_lingering(&self, topic: &str) -> bool {
         let changing = self.changing.get();
         changing.is_some_and(|changing| {
@@ -165,7 +166,7 @@ impl DeliveryPaths {
         })
     }
 
-    /// A message has come by a live subscription that lingers. It waits for its copy in the session's queue.
+    /// Defers a message of a lingering subscription until its copy comes from the session's queue.
     pub(super) fn defer(&mut self, message: &Arc<MultiplexedMessage>, now: Instant) {
         let changing = self.changing.made();
         let hash = changing.hasher.hash_one((&*message.routing_key, &*message.properties, &*message.body));
@@ -177,7 +178,7 @@ impl DeliveryPaths {
         changing.deferred.push_back((now + DEFERRAL, hash, Arc::clone(message)));
     }
 
-    /// The next live message whose copy has not come by `now`, or for which there is no room to wait.
+    /// The next deferred message that has waited long enough, or exceeds the limits.
     pub(super) fn next_deferred(&mut self, now: Instant) -> Option<Arc<MultiplexedMessage>> {
         let ChangingPaths { deferred, deferred_bytes, .. } = self.changing.get_mut()?;
         let is_full = deferred.len() > MAX_REMEMBERED || *deferred_bytes > MAX_DEFERRED_BYTES;
@@ -205,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_way_ends_with_the_last_filter_that_needs_it() {
+    fn a_path_ends_with_its_last_filter() {
         let mut paths = DeliveryPaths::default();
         paths.add("a", Class::Qos0);
         paths.add("a", Class::Qos0);
@@ -225,18 +226,18 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_comes_by_both_ways_comes_once() {
+    fn a_message_that_arrives_by_both_paths_is_sent_once() {
         let (mut paths, now) = (DeliveryPaths::default(), Instant::now());
-        paths.came("a.b", &[], b"1");
+        paths.note_queued("a.b", &[], b"1");
         assert!(paths.changing.get().is_none() && !paths.is_lingering("a/b"), "nothing lingers");
         assert_eq!(paths.linger("a/+", now), None);
         assert!(paths.is_lingering("a/b") && !paths.is_lingering("b"));
         // By the queue first, and by the live subscription first.
-        paths.came("a.b", &[], b"1");
+        paths.note_queued("a.b", &[], b"1");
         for body in ["0", "1", "1", "2"] {
             paths.defer(&live(body), now);
         }
-        paths.came("a.b", &[], b"2");
+        paths.note_queued("a.b", &[], b"2");
         assert!(deferred(&mut paths, now).is_empty());
         assert_eq!(deferred(&mut paths, now + DEFERRAL), ["0", "1"]);
         assert_eq!(paths.next_over(now), None);
@@ -249,7 +250,7 @@ mod tests {
         let (mut paths, now) = (DeliveryPaths::default(), Instant::now());
         let over: Vec<_> = (0..100).filter_map(|number| paths.linger(&number.to_string(), now)).collect();
         assert_eq!(over.len(), 100 - MAX_LINGERING);
-        (0..1000_u32).for_each(|number| paths.came("k", &[], &number.to_be_bytes()));
+        (0..1000_u32).for_each(|number| paths.note_queued("k", &[], &number.to_be_bytes()));
         assert_eq!(paths.changing.made().remembered.len(), MAX_REMEMBERED);
         (0..=MAX_REMEMBERED).for_each(|number| paths.defer(&live(&number.to_string()), now));
         assert_eq!(deferred(&mut paths, now), ["0"]);

@@ -1,7 +1,8 @@
-//! The bound on what is known of detached sessions: the oldest are forgotten first.
+//! Bounds the memory of detached sessions: the oldest are forgotten first.
 //!
-//! A session that is forgotten is not over. Its queue upstream has its messages and bindings; a client that comes back finds it
-//! there, as on a Leveret that has never had it. A will whose delay has not passed is kept: its client may be back before.
+//! A forgotten session has not ended. Its messages and bindings are in its queue upstream, where the client finds them
+//! when it reconnects, as on a Leveret that never had the session. A delayed will is kept: the client may reconnect
+//! before it is due.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -11,19 +12,19 @@ use mqtt::session::Session;
 
 use crate::mqtt::session_ownership::Owner;
 
-/// Bytes of all detached sessions together: those of 200,000 clients with a subscription each.
+/// The maximum of bytes of all detached sessions: 200,000 clients with a subscription each.
 const MAX_BYTES: usize = 128 << 20;
 
-/// Bytes of one detached session, some thousand filters: a client with more must not push out those of many others.
+/// The maximum of bytes of one detached session, some thousand filters, so that it does not displace many others.
 const MAX_SESSION_BYTES: usize = 256 << 10;
 
 /// Bytes of a detached session without subscriptions: its entries in tables, its owner and its user.
 const SESSION: usize = 512;
 
-/// Bytes of a subscription beside its filter, and of a message of QoS 2 that the client has not released.
+/// Bytes of a subscription besides its filter, and of an unreleased QoS 2 message.
 const ENTRY: usize = 64;
 
-/// Detached sessions by the time when they were detached.
+/// Detached sessions in the order in which they were detached.
 #[derive(Debug)]
 pub(super) struct DetachedAges {
     by_age: BTreeMap<u64, Arc<Owner>>,
@@ -46,12 +47,12 @@ pub(super) struct DetachedAge {
 }
 
 impl DetachedAges {
-    /// With room for this number of bytes.
+    /// With a limit of this many bytes.
     pub(super) fn with_limit(max_bytes: usize) -> Self {
         Self { by_age: BTreeMap::new(), last: 0, bytes: 0, max_bytes }
     }
 
-    /// Adds a session. Returns `None` if it is too large.
+    /// Adds a session. Returns `None` if it is too large to be remembered.
     pub(super) fn add(&mut self, owner: &Arc<Owner>, session: &Session) -> Option<DetachedAge> {
         let bytes = bytes_of(session);
         (bytes <= MAX_SESSION_BYTES).then(|| {
@@ -69,23 +70,23 @@ impl DetachedAges {
         }
     }
 
-    /// The oldest session, if there are too many bytes: it is to be removed.
+    /// The oldest session, if the limit is exceeded: the caller has to remove it.
     pub(super) fn excess(&self) -> Option<&Arc<Owner>> {
         self.by_age.values().next().filter(|_| self.bytes > self.max_bytes)
     }
 
-    /// The next sessions behind one, oldest first, with the numbers to continue from.
+    /// The sessions after `number`, oldest first, each with its number.
     pub(super) fn after(&self, number: u64) -> impl Iterator<Item = (u64, &Arc<Owner>)> {
         self.by_age.range((Bound::Excluded(number), Bound::Unbounded)).map(|(number, owner)| (*number, owner))
     }
 
-    /// Number of sessions, and of their bytes.
+    /// The number of sessions, and their bytes.
     pub(super) fn totals(&self) -> (usize, usize) {
         (self.by_age.len(), self.bytes)
     }
 }
 
-/// Bytes that a session takes here, about.
+/// The approximate memory of a session here, in bytes.
 fn bytes_of(session: &Session) -> usize {
     let subscriptions = session.subscriptions().map(|(filter, _)| filter.len() + ENTRY).sum::<usize>();
     SESSION + subscriptions + session.received().count() * ENTRY
@@ -112,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_are_the_first_to_go() {
+    fn the_oldest_sessions_are_forgotten_first() {
         let mut ages = DetachedAges::with_limit(3 * (SESSION + 100));
         let mine: Vec<_> = (0..5).map(|number| ages.add(&owner(number), &session(1)).unwrap()).collect();
         ages.remove(mine[1]);

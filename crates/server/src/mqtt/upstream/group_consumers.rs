@@ -10,31 +10,31 @@ use super::queue_consumer::{MAX_ARRIVED, QueuedMessage};
 use super::queue_requests::{QueueRequest, QueueRequests};
 use crate::upstream::client::{AmqpClient, ReceivedMessage, announced};
 
-/// The first of their channels' numbers.
+/// The number of the first consumer's channel.
 pub(super) const GROUPS: u16 = 7;
 
-/// Most shared subscriptions of a client: each has a channel upstream, of which RabbitMQ has 2,047 for a connection.
+/// The maximum of shared subscriptions per client. Each has a channel upstream, and RabbitMQ allows 2,047 per connection.
 pub(super) const MAX_GROUPS: u16 = 256;
 
-/// The consumers, each on a channel of its own, so that one that is refused or lost costs the others nothing, and so that
-/// closing the channel returns its messages to the group.
+/// A client's consumers. Each has its own channel, so that a refused or lost one does not affect the others, and so that
+/// closing the channel requeues its messages for the group.
 #[derive(Default)]
 pub(super) struct GroupConsumers {
     consumers: Slab<GroupConsumer>,
-    /// Where the search for the next message begins.
+    /// The key from which the next message is searched.
     next: usize,
-    /// Number of messages in all of them, and their bytes.
+    /// Number of waiting messages of all consumers, and their bytes.
     arrived: usize,
     bytes: usize,
 }
 
 struct GroupConsumer {
     state: GroupConsumerState,
-    /// Messages that were not sent to the client yet.
+    /// Messages that have not been sent to the client yet.
     arrived: VecDeque<QueuedMessage>,
-    /// Delivery tags of messages that came while it was being cancelled, and return to the queue.
+    /// Delivery tags of messages that arrived during the cancellation and have to be requeued.
     returning: Vec<u64>,
-    /// The requests that follow once its messages are back in the queue.
+    /// The requests that follow once its messages are requeued.
     then: Vec<QueueRequest>,
 }
 
@@ -43,15 +43,15 @@ enum GroupConsumerState {
     /// Until basic.consume-ok.
     Opening,
     Consuming,
-    /// basic.cancel was sent: messages return to the queue, except for those that the client is to acknowledge.
+    /// basic.cancel was sent. Messages are requeued, except those that the client has yet to acknowledge.
     Cancelling,
-    /// Until the client has acknowledged them.
+    /// Cancelled; until the client has acknowledged its messages.
     Draining,
-    /// The upstream has cancelled it; its channel is to be closed.
+    /// The upstream has cancelled it; its channel has to be closed.
     Cancelled,
     /// Until channel.close-ok.
     Closing,
-    /// Its channel is closed; the events about it are still to be handled.
+    /// Its channel is closed; events about it may still have to be handled.
     Gone,
 }
 
@@ -59,11 +59,11 @@ enum GroupConsumerState {
 #[derive(Debug)]
 pub(super) enum GroupEvent {
     Consuming,
-    /// No further message comes.
+    /// Cancelled: no further message arrives.
     Cancelled,
-    /// The upstream has refused it, or ended it.
+    /// The upstream has refused or ended it.
     Lost(Fault),
-    /// Its messages are back in the queue.
+    /// Its channel is closed and its messages are requeued.
     Closed,
 }
 
@@ -84,7 +84,7 @@ impl GroupConsumers {
         key
     }
 
-    /// Ends a consumer, but for the messages that the client has: those that it has not return to the queue.
+    /// Cancels a consumer and requeues its messages, except those that the client has yet to acknowledge.
     pub(super) fn cancel(&mut self, client: &mut AmqpClient, key: usize) {
         let Some(consumer) = self.existing(key) else { return };
         client.send(channel_of(key), basic::Cancel { consumer_tag: TAG, no_wait: false });
@@ -96,7 +96,8 @@ impl GroupConsumers {
         }
     }
 
-    /// Stops a consumer. Its messages return to the queue; `then` follows, at once (in `requests`) if it is gone.
+    /// Closes a consumer's channel, which requeues its messages. The requests in `then` follow; if the channel is already
+    /// closed they are added to `requests` at once.
     pub(super) fn stop(
         &mut self,
         client: &mut AmqpClient,
@@ -118,13 +119,13 @@ impl GroupConsumers {
         self.consumers.get_mut(key).filter(|consumer| consumer.state != GroupConsumerState::Gone)
     }
 
-    /// Messages that had arrived are not sent to the client.
+    /// Subtracts messages that will not be sent to the client.
     fn forget(&mut self, arrived: &VecDeque<QueuedMessage>) {
         self.arrived -= arrived.len();
         self.bytes -= arrived.iter().map(QueuedMessage::bytes).sum::<usize>();
     }
 
-    /// The keys of consumers that are gone may be used again: all events about them have been handled.
+    /// Frees the keys of consumers that are gone. Called once all events about them have been handled.
     pub(super) fn release_gone(&mut self) {
         self.consumers.retain(|_, consumer| consumer.state != GroupConsumerState::Gone);
         if self.consumers.is_empty() {
@@ -132,7 +133,7 @@ impl GroupConsumers {
         }
     }
 
-    /// Closes the channels of those that the upstream has cancelled, and returns messages.
+    /// Closes the channels of consumers that the upstream has cancelled, and requeues messages.
     pub(super) fn send(&mut self, client: &mut AmqpClient) {
         for (key, consumer) in &mut self.consumers {
             match consumer.state {
@@ -147,12 +148,12 @@ impl GroupConsumers {
         }
     }
 
-    /// Whether there is none.
+    /// Whether there are no consumers.
     pub(super) fn is_empty(&self) -> bool {
         self.consumers.iter().all(|(_, consumer)| consumer.state == GroupConsumerState::Gone)
     }
 
-    /// Whether some wait for an answer of the upstream.
+    /// Whether a consumer waits for an answer of the upstream.
     pub(super) fn is_changing(&self) -> bool {
         self.consumers.iter().any(|(_, consumer)| {
             use GroupConsumerState::{Cancelling, Closing, Opening};
@@ -160,7 +161,7 @@ impl GroupConsumers {
         })
     }
 
-    /// Whether no more messages should be read before some were taken.
+    /// Whether the upstream should not be read until messages have been taken.
     pub(super) fn is_full(&self) -> bool {
         self.bytes >= MAX_ARRIVED
     }
@@ -181,7 +182,7 @@ impl GroupConsumers {
         }
     }
 
-    /// The next message for the client, of each consumer in turn, with the consumer's key.
+    /// The next message for the client, from each consumer in turn, with the consumer's key.
     pub(super) fn take(&mut self) -> Option<(usize, QueuedMessage)> {
         if self.arrived == 0 {
             return None;
@@ -201,7 +202,7 @@ impl GroupConsumers {
         Some((key, message))
     }
 
-    /// Handles a message of the upstream.
+    /// Handles a message from the upstream.
     pub(super) fn handle_message(&mut self, channel: u16, message: ReceivedMessage<'_>) {
         let Some(consumer) = self.consumers.get_mut(key_of(channel)) else { return };
         let Some(message) = QueuedMessage::of(message) else { return };
@@ -218,8 +219,8 @@ impl GroupConsumers {
         }
     }
 
-    /// Handles a method of the upstream on a channel of these. The requests that follow a consumer that has stopped are added
-    /// to `requests`. Returns the event with the consumer's key.
+    /// Handles a method of the upstream on a consumer's channel. Requests that follow a closed consumer are added to
+    /// `requests`. Returns the event with the consumer's key.
     pub(super) fn handle(
         &mut self,
         channel: u16,
@@ -246,11 +247,11 @@ impl GroupConsumers {
                 return Some((key, GroupEvent::Lost(fault)));
             }
             Method::ChannelClose(close) if !is_closing => GroupEvent::Lost(announced(close)),
-            // Both sides may close it at the same moment.
+            // Both sides may close the channel at once.
             Method::ChannelClose(_) | Method::ChannelCloseOk(_) => GroupEvent::Closed,
             _ => return None,
         };
-        // Until this event is handled, no other consumer may have its key.
+        // Keeps the key reserved until this event has been handled.
         consumer.state = GroupConsumerState::Gone;
         let (arrived, then) = (std::mem::take(&mut consumer.arrived), std::mem::take(&mut consumer.then));
         consumer.returning = Vec::new();
@@ -267,13 +268,13 @@ fn close(client: &mut AmqpClient, key: usize, consumer: &mut GroupConsumer) {
     }
 }
 
-/// The method that returns a message to its queue.
+/// The method that requeues a message.
 fn give_back(delivery_tag: u64) -> basic::Nack {
     basic::Nack { delivery_tag, multiple: false, requeue: true }
 }
 
 fn channel_of(key: usize) -> u16 {
-    // There are no more than `MAX_GROUPS`.
+    // There are at most `MAX_GROUPS`.
     GROUPS + u16::try_from(key).unwrap_or(MAX_GROUPS)
 }
 
@@ -284,5 +285,5 @@ fn key_of(channel: u16) -> usize {
 /// RabbitMQ's name for the consumers of its MQTT clients.
 const TAG: &str = "mqtt";
 
-/// The number of requests whose answers do not matter.
+/// The number of requests whose answers are ignored.
 const UNANSWERED: u64 = 0;

@@ -1,4 +1,4 @@
-//! The groups of shared subscriptions with members that are connected here, for operators.
+//! The shared-subscription groups with members connected to this server, for operators.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use hashbrown::HashMap;
 use sync::{Mutex, Rank};
 
-/// All groups with members here.
+/// All groups with members connected to this server.
 #[derive(Default)]
 pub(super) struct GroupTable {
     groups: Mutex<HashMap<GroupKey, Arc<GroupEntry>>, { Rank::Leaf as u8 }>,
-    /// Messages that members were sent, of groups that have ended as well.
+    /// Messages sent to members, including groups that have ended.
     delivered: AtomicU64,
 }
 
@@ -23,36 +23,36 @@ struct GroupKey {
 
 struct GroupEntry {
     key: GroupKey,
-    /// As the member that came first has written it.
+    /// As written by the first member.
     filter: Box<str>,
-    /// Changed under the table's lock.
+    /// Modified only under the table's lock.
     members: AtomicU64,
     delivered: AtomicU64,
 }
 
-/// A group of shared subscriptions, as far as this process knows it.
+/// A shared-subscription group, as far as this process knows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GroupStatus {
     /// The name of its queue upstream.
     pub queue: String,
-    /// The virtual host that the queue is in.
+    /// The queue's virtual host.
     pub vhost: String,
     /// The filter of its subscriptions: `$share/GROUP/FILTER`.
     pub filter: String,
-    /// Its members that are connected here.
+    /// Members connected to this server.
     pub members: u64,
-    /// Messages that these were sent, and those that were members since the first of them came.
+    /// Messages sent to members since the first of the present ones joined.
     pub delivered: u64,
 }
 
-/// All groups together.
+/// The totals of all groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct GroupTotals {
-    /// Groups with members here.
+    /// Groups with members connected to this server.
     pub(super) groups: usize,
-    /// Members that are connected here, once for each of their groups.
+    /// Members connected to this server, counted once per group.
     pub(super) members: u64,
-    /// Messages that members were sent since the start.
+    /// Messages sent to members since the start.
     pub(super) delivered: u64,
 }
 
@@ -93,14 +93,14 @@ impl GroupTable {
     }
 }
 
-/// A client's membership of a group, which ends when this is dropped.
+/// A client's membership of a group, until it is dropped.
 pub(super) struct GroupMember {
     table: Arc<GroupTable>,
     entry: Arc<GroupEntry>,
 }
 
 impl GroupMember {
-    /// Counts a message that the member was sent.
+    /// Counts a message that was sent to the member.
     pub(super) fn count_delivered(&self) {
         self.entry.delivered.fetch_add(1, Ordering::Relaxed);
         self.table.delivered.fetch_add(1, Ordering::Relaxed);

@@ -1,11 +1,11 @@
-//! Shared subscriptions in front of an upstream: the members of a group compete on one queue there, whichever Leveret they are
-//! connected to.
+//! Shared subscriptions in front of an upstream: the members of a group compete for the messages of one queue there,
+//! regardless of the Leveret server that they are connected to.
 //!
-//! The queue is durable, and alike for all members, since its arguments cannot be changed: it expires once no member has
-//! consumed from it for as long as any session may last. A member whose session lasts binds its own queue to an exchange of
-//! the group (the *mark*), which is deleted by the upstream with the last queue bound to it. A member that leaves deletes the
-//! group's queue unless it has other consumers or a mark: so it ends with the last member, but not while a session that
-//! lasts is away. If servers end without a word, the queue expires.
+//! The queue is durable and has the same arguments for all members, since they cannot be changed. It expires when no
+//! member has consumed from it for the longest session expiry. A member with a persistent session binds its own queue to
+//! an exchange of the group (the *mark*), which the upstream deletes with the last binding. A member that leaves deletes
+//! the group's queue unless that has other consumers or a mark. So the queue ends with the last member, but not while a
+//! persistent session is detached. If servers fail, the queue expires.
 
 use amqp::{Fault, ReplyCode};
 use hashbrown::HashMap;
@@ -24,81 +24,82 @@ use crate::mqtt::message::MAX_SHORT;
 use crate::mqtt::session::{Refusal, Request, granted};
 use crate::mqtt::subscriptions::{FilterMatch, is_for};
 
-/// The end of the names of groups' queues: those of sessions end in `qos0` or `qos1`, so that no client's identifier names one.
+/// Suffix of the names of groups' queues. Sessions' queues end in `qos0` or `qos1`, so no client identifier yields such a
+/// name.
 const SUFFIX: &str = "-shared";
 
-/// How often a queue is declared again that is deleted before it is consumed from: by a member that leaves.
+/// How often a queue is declared again because another member has left, and deleted it, before it is consumed from.
 const MAX_ATTEMPTS: u32 = 5;
 
-/// The groups of a client.
+/// The groups that a client is a member of.
 #[derive(Default)]
 pub(super) struct Groups {
-    /// By the names of their queues.
+    /// By queue name.
     groups: HashMap<Box<str>, Group>,
-    /// The names of those whose queues are being bound, by the numbers of the requests.
+    /// The names of groups whose queues are being bound, by request number.
     binding: HashMap<u64, Box<str>>,
-    /// The names of those with consumers, by the keys of these.
+    /// The names of groups with a consumer, by consumer key.
     consumers: HashMap<usize, Box<str>>,
-    /// Ended consumers with messages that the client is to acknowledge yet, with the names of their queues.
+    /// Cancelled consumers whose messages the client has yet to acknowledge, with their queues' names.
     draining: HashMap<usize, Box<str>>,
-    /// The consumer and the delivery tag of each message that the client has not acknowledged, by its tag.
+    /// The consumer and delivery tag of each message that the client has not acknowledged, by the client's tag for it.
     in_flight: HashMap<u64, (usize, u64)>,
 }
 
 struct Group {
     key: Box<str>,
-    /// Several if the upstream takes a dot for a slash. Without any, it is left.
+    /// Several filters if the upstream treats dots as slashes. Empty once the client leaves the group.
     filters: Vec<Box<str>>,
-    /// The subscription made last.
+    /// The latest subscription.
     subscription: Subscription,
     stage: GroupStage,
     attempts: u32,
-    /// Whether the client counts on it: it has been a member since it last asked for that.
+    /// Whether the client is subscribed by its session or by SUBACK, so that losing the group disconnects it.
     is_member: bool,
-    /// The requests that are answered when it is consumed from, and when it is left.
+    /// The requests that are answered once the client consumes from the queue, and once it has left the group.
     joining: Vec<u64>,
     leaving: Vec<u64>,
-    /// By which operators see the membership.
+    /// The membership in the operators' list.
     member: GroupMember,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum GroupStage {
     Binding,
-    /// Until the upstream delivers to the consumer with this key.
+    /// Until basic.consume-ok for the consumer with this key.
     Opening(usize),
     Consuming(usize),
-    /// Until no further message comes.
+    /// Until basic.cancel-ok.
     Cancelling(usize),
 }
 
 impl Groups {
-    /// The verdict for messages of a consumer.
+    /// How messages of a consumer are sent; `None` if its group has been left.
     pub(super) fn verdict(&self, consumer: usize) -> Option<FilterMatch> {
         let group = self.groups.get(self.consumers.get(&consumer)?)?;
         Some(FilterMatch::of(&group.subscription))
     }
 
-    /// Whether a message of a consumer, which came by the group's binding, is one of the client's.
+    /// Whether a message that reached a consumer through the group's binding matches one of the client's filters.
     pub(super) fn matches(&self, consumer: usize, topic: &str) -> bool {
         let group = self.consumers.get(&consumer).and_then(|name| self.groups.get(name));
         let filters = group.into_iter().flat_map(|group| &group.filters);
         filters.filter_map(|text| TopicFilter::parse(text, true).ok()).any(|one| is_for(one.filter(), topic))
     }
 
-    /// Counts a message of a consumer that is sent.
+    /// Counts a message of a consumer that was sent to the client.
     pub(super) fn count_delivered(&self, consumer: usize) {
         let group = self.consumers.get(&consumer).and_then(|name| self.groups.get(name));
         group.inspect(|group| group.member.count_delivered());
     }
 
-    /// A message is sent that the client is to acknowledge.
+    /// Records a message that was sent and has to be acknowledged by the client.
     pub(super) fn sent(&mut self, tag: u64, consumer: usize, delivery_tag: u64) {
         self.in_flight.insert(tag, (consumer, delivery_tag));
     }
 
-    /// The request that follows an ended consumer once the client has acknowledged all its messages: its queue is deleted if
-    /// nobody needs it.
+    /// The request that follows a cancelled consumer once the client has acknowledged all its messages: deletes the queue
+    /// if no member needs it.
     fn drained(&mut self, consumer: usize) -> Option<QueueRequest> {
         if !self.draining.contains_key(&consumer) || self.in_flight.values().any(|(of, _)| *of == consumer) {
             return None;
@@ -107,7 +108,7 @@ impl Groups {
         Some(QueueRequest::LeaveGroup { mark: queue.clone(), queue })
     }
 
-    /// A consumer is lost. Its messages in flight are those of other members.
+    /// Forgets a lost consumer and its messages in flight, which the upstream delivers to other members.
     fn forget(&mut self, consumer: usize) -> Option<Box<str>> {
         self.in_flight.retain(|_, (of, _)| *of != consumer);
         self.consumers.remove(&consumer)
@@ -122,7 +123,7 @@ impl UpstreamSession {
         Some((format!("{QUEUE_PREFIX}{group}/{key}{SUFFIX}").into(), key))
     }
 
-    /// Subscribes to a shared filter. It is answered when the client's consumer is there.
+    /// Subscribes to a shared filter. The SUBACK waits for the client's consumer.
     pub(super) fn share_one(&mut self, engine: &mut Engine, request: &Request, subscription: Subscription) {
         const TOO_LONG: Refusal =
             Refusal { reason: ReasonCode::TopicFilterInvalid, text: "filter longer than 255 bytes" };
@@ -142,7 +143,7 @@ impl UpstreamSession {
         }
         let number = self.pending.next_number();
         let mut before = engine.session_mut().subscribe(filter, subscription);
-        // The session may have an ordinary subscription with this filter, of a client of 3.1.1.
+        // A client of MQTT 3.1.1 may have made an ordinary subscription of this filter.
         let ordinary = before.take_if(|before| !before.is_shared);
         let unbound = ordinary.and_then(|ordinary| self.end_ordinary(filter, ordinary));
         self.pending.begin(filter, number, before);
@@ -163,7 +164,7 @@ impl UpstreamSession {
         }
     }
 
-    /// Makes the client a member. Returns the numbers of the requests, except for that of the consumer.
+    /// Makes the client a member of a group. Returns the numbers of the requests for the queue; the consumer's follows.
     fn join(&mut self, name: &str, key: &str, filter: &str, subscription: Subscription) -> Vec<u64> {
         if let Some(group) = self.groups.made().groups.get_mut(name) {
             group.subscription = subscription;
@@ -189,7 +190,7 @@ impl UpstreamSession {
         self.bind_group(name, key)
     }
 
-    /// Requests the declaration and binding of a group's queue, and its mark by the queue of a persistent session.
+    /// Requests the group's queue and binding, and for a persistent session the mark.
     fn bind_group(&mut self, name: &str, key: &str) -> Vec<u64> {
         let mut numbers = Vec::new();
         if self.is_persistent_session() {
@@ -211,7 +212,7 @@ impl UpstreamSession {
         number
     }
 
-    /// Handles the answer to a request if that has bound the queue of a group. The client then consumes from it.
+    /// Handles the answer to a request that has bound a group's queue, and starts the consumer.
     pub(super) fn group_bound(&mut self, number: u64, answer: &Result<(), Fault>, engine: &mut Engine) {
         let Some(groups) = self.groups.get_mut() else { return };
         let Some(name) = groups.binding.remove(&number) else { return };
@@ -225,7 +226,7 @@ impl UpstreamSession {
         self.outbox.nudge();
     }
 
-    /// Handles an event of a consumer.
+    /// Handles a consumer's event.
     pub(super) fn handle_group(&mut self, consumer: usize, event: GroupEvent, engine: &mut Engine) {
         match event {
             GroupEvent::Consuming => {
@@ -234,7 +235,7 @@ impl UpstreamSession {
                 let (mut answered, is_left) = (std::mem::take(&mut group.joining), group.filters.is_empty());
                 group.is_member |= !is_left;
                 if !is_left {
-                    // It was left and joined again meanwhile.
+                    // The client has left the group and joined it again meanwhile.
                     answered.append(&mut group.leaving);
                 }
                 answered.into_iter().for_each(|number| self.answered(number, Ok(()), engine));
@@ -261,7 +262,7 @@ impl UpstreamSession {
         }
     }
 
-    /// The client has acknowledged a message that is not of the session's queue.
+    /// Acknowledges a message of a shared subscription upstream, once the client has acknowledged it.
     pub(super) fn delivered_shared(&mut self, tag: u64) {
         let Some(groups) = self.groups.get_mut() else { return };
         let Some((consumer, delivery_tag)) = groups.in_flight.remove(&tag) else { return };
@@ -269,7 +270,7 @@ impl UpstreamSession {
         self.drain_group(consumer);
     }
 
-    /// Closes the channel of an ended consumer once the client has acknowledged all its messages.
+    /// Closes a cancelled consumer's channel once the client has acknowledged all its messages.
     fn drain_group(&mut self, consumer: usize) {
         if let Some(left) = self.groups.made().drained(consumer) {
             self.uplink.stop_shared(consumer, vec![left]);
@@ -282,7 +283,7 @@ impl UpstreamSession {
         groups.get_mut(consumers.get(&consumer)?)
     }
 
-    /// The upstream has ended a consumer, or refused it.
+    /// Handles a consumer that the upstream has refused or ended.
     fn group_lost(&mut self, name: &str, fault: &Fault, engine: &mut Engine) {
         let Some(group) = self.groups.made().groups.get_mut(name) else { return };
         group.attempts += 1;
@@ -293,24 +294,24 @@ impl UpstreamSession {
         if fault.code != ReplyCode::NotFound || group.attempts > MAX_ATTEMPTS {
             return self.group_refused(name, fault, engine);
         }
-        // Another member has left, and deleted the queue, or an operator has.
+        // Another member has left and deleted the queue, or an operator deleted it.
         group.stage = GroupStage::Binding;
         let key = group.key.clone();
         self.bind_group(name, &key);
         self.outbox.nudge();
     }
 
-    /// A group cannot be joined. A client that counts on it is disconnected.
+    /// Handles a group that cannot be joined. If the client is a member of it, the client is disconnected.
     fn group_refused(&mut self, name: &str, fault: &Fault, engine: &mut Engine) {
         let Some(group) = self.groups.made().groups.get_mut(name) else { return };
         if group.is_member && !group.filters.is_empty() {
-            // It is left with the session, which may last.
+            // The session may be persistent: it remains a member, and leaves the group when it ends.
             group.stage = GroupStage::Binding;
             return self.fail(of_fault(fault), fault);
         }
         let Some(group) = self.groups.made().groups.remove(name) else { return };
         self.leave_unused(name);
-        // A refusal in any case: what is there already is of no use.
+        // Always reported as a refusal: an existing queue with other arguments is of no use.
         let fault = match fault.code {
             ReplyCode::PreconditionFailed => Fault::new(ReplyCode::InternalError, fault.text.clone()),
             _ => fault.clone(),
@@ -319,12 +320,13 @@ impl UpstreamSession {
         group.leaving.into_iter().for_each(|number| self.answered(number, Ok(()), engine));
     }
 
-    /// A group has no consumer of the client any more. It joins it again if it has asked for that meanwhile.
+    /// Called when the client no longer consumes from a group's queue. Joins the group again if the client has subscribed
+    /// meanwhile.
     fn group_left(&mut self, name: &str, engine: &mut Engine) {
         let Some(group) = self.groups.made().groups.get_mut(name) else { return };
         let (mut joined, leaving) = (Vec::new(), std::mem::take(&mut group.leaving));
         if group.filters.is_empty() {
-            // It was joined and left again meanwhile.
+            // The client has joined the group and left it again meanwhile.
             joined = std::mem::take(&mut group.joining);
             self.groups.made().groups.remove(name);
         } else {
@@ -336,7 +338,7 @@ impl UpstreamSession {
         joined.into_iter().chain(leaving).for_each(|number| self.answered(number, Ok(()), engine));
     }
 
-    /// Ends a subscription to a shared filter. Returns the number by which that is answered, if it has to wait.
+    /// Ends a shared subscription. Returns a request number if the UNSUBACK has to wait.
     pub(super) fn leave_group(&mut self, filter: &str) -> Option<u64> {
         let (name, _) = self.group_of(filter)?;
         let group = self.groups.get_mut()?.groups.get_mut(&name)?;
@@ -353,7 +355,7 @@ impl UpstreamSession {
         Some(number)
     }
 
-    /// Leaves the group of a consumer.
+    /// Leaves a consumer's group.
     fn close_group(&mut self, consumer: usize) {
         let Some(name) = self.groups.made().consumers.get(&consumer).cloned() else { return };
         if let Some(group) = self.groups.made().groups.get_mut(&name) {
@@ -364,7 +366,7 @@ impl UpstreamSession {
         self.outbox.nudge();
     }
 
-    /// The session's queue marks a group no longer.
+    /// Removes the session's mark of a group.
     fn unmark(&mut self, name: &str) {
         if self.uses_queue() && !self.queue.is_absent() {
             let (queue, mark) = (self.queue.name.clone(), name.into());
@@ -372,14 +374,14 @@ impl UpstreamSession {
         }
     }
 
-    /// Leaves a group from whose queue the client does not consume. The queue may have been declared for it alone.
+    /// Leaves a group without a consumer. Its queue may have been declared for this client alone.
     fn leave_unused(&mut self, name: &str) {
         self.unmark(name);
         self.request(QueueRequest::LeaveGroup { mark: name.into(), queue: name.into() });
         self.outbox.nudge();
     }
 
-    /// The session continues with a group.
+    /// Makes a resumed session a member of its group again.
     pub(super) fn resume_group(&mut self, filter: &str, subscription: Subscription) {
         if let Some((name, key)) = self.group_of(filter) {
             self.join(&name, &key, filter, subscription);
@@ -391,8 +393,9 @@ impl UpstreamSession {
 }
 
 impl Groups {
-    /// The connection has ended: the requests that follow each consumer, and those of groups without one. Groups are left
-    /// unless the session continues. `marked` is the session's queue, which may mark them.
+    /// Called when the connection has ended. Returns the requests that follow each consumer, and those for groups without
+    /// one. Groups are left if `is_left`; if the session continues it remains a member. `marked` is the session's queue,
+    /// which may be bound to the marks.
     pub(super) fn ends(
         self,
         is_left: bool,

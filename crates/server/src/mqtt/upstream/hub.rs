@@ -1,5 +1,5 @@
-//! The sessions of all MQTT clients in front of an upstream: which connection has each, and what is known of those that are
-//! detached.
+//! The sessions of all MQTT clients in front of an upstream: their owners, and what this process knows of detached
+//! sessions.
 
 use std::sync::{Arc, Weak};
 
@@ -31,8 +31,8 @@ pub(super) type UpstreamClaim = Claim<DetachedUpstream>;
 /// All sessions of this process.
 pub(crate) struct UpstreamHub {
     pub(crate) config: MqttConfig,
-    /// The settings of clients of 5.0, in front of RabbitMQ 3.10 and 4; in each the second is of clients whose session
-    /// outlives the connection, and of each of these the second if messages are retained.
+    /// The settings of MQTT 5.0 clients, indexed by RabbitMQ 3.10 or 4, then by whether the session outlives the
+    /// connection, then by whether messages are retained.
     settings: [[[Arc<MqttSettings>; 2]; 2]; 2],
     pub(super) clock: Clock,
     sessions: Mutex<UpstreamSessions, { Rank::MqttSessions as u8 }>,
@@ -41,26 +41,26 @@ pub(crate) struct UpstreamHub {
     pub(super) retained: Arc<RetainedLogs>,
     pub(super) groups: Arc<GroupTable>,
     missing_exchange: MissingExchange,
-    /// Itself.
+    /// A reference to itself.
     pub(super) weak: Weak<Self>,
 }
 
-/// The MQTT clients of a server in front of an upstream, with the state that it keeps for those without a connection.
+/// Totals of a server's MQTT clients in front of an upstream, including the state kept for disconnected clients.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MqttUpstreamTotals {
-    /// Sessions whose connection has ended, as far as they are known here.
+    /// Sessions whose connection has ended and that this process remembers.
     pub detached_sessions: usize,
-    /// Bytes of those, about.
+    /// Approximate bytes of these sessions.
     pub detached_bytes: usize,
     /// Wills whose delay has not passed.
     pub delayed_wills: usize,
-    /// Bytes of those, about.
+    /// Approximate bytes of these wills.
     pub delayed_will_bytes: usize,
-    /// Groups of shared subscriptions with members here.
+    /// Shared-subscription groups with members connected to this server.
     pub groups: usize,
-    /// Members that are connected here, once for each of their groups.
+    /// Members connected to this server, counted once per group.
     pub group_members: u64,
-    /// Messages that members were sent since the start.
+    /// Messages sent to members since the start.
     pub group_delivered: u64,
     /// Topics with a retained message.
     pub retained_topics: usize,
@@ -71,28 +71,28 @@ pub struct MqttUpstreamTotals {
 #[derive(Default)]
 struct UpstreamSessions {
     claims: Claims<DetachedUpstream>,
-    /// The sessions that are detached, by age.
+    /// The detached sessions, in the order in which they were detached.
     ages: DetachedAges,
-    /// Clients that are kept from their state queue.
+    /// Clients that another consumer keeps from their state queue.
     stale_consumers: StaleConsumers,
 }
 
 /// A session whose connection has ended, as far as this process knows it. Its messages are in its queue upstream.
 pub(super) struct DetachedUpstream {
     pub(super) user: Box<str>,
-    /// Its subscriptions.
+    /// The session's subscriptions.
     pub(super) session: Session,
-    /// Whether it has a queue upstream: a session without one is known here alone.
+    /// Whether it has a queue upstream. Only this process knows a session without one.
     pub(super) has_queue: bool,
-    /// Seconds that it outlives its connection; `u32::MAX` forever.
+    /// Seconds that the session outlives its connection; `u32::MAX` forever.
     pub(super) expiry: u32,
     /// When the connection ended.
     pub(super) since: Timestamp,
-    /// A will whose delay has not passed. It is discarded when this is dropped, and published at once by a message.
+    /// A delayed will. Sending publishes it at once; dropping the sender discards it.
     pub(super) will: Option<oneshot::Sender<()>>,
-    /// Its entry among the detached sessions, while it is one.
+    /// Its entry in [`DetachedAges`], while it has one.
     pub(super) age: Option<DetachedAge>,
-    /// Whether the session was forgotten for lack of room: this is kept for its will alone.
+    /// Whether the session was forgotten because of the memory limit: only its will is kept.
     pub(super) is_forgotten: bool,
 }
 
@@ -112,7 +112,7 @@ impl DetachedUpstream {
         self.will.as_ref().is_some_and(|will| !will.is_closed())
     }
 
-    /// Another server has the session now, or has ended it, so that its will is due.
+    /// Called when another server has taken over the session, or has ended it and so made its will due.
     pub(super) fn taken(self, by: TakenBy) {
         match by {
             TakenBy::Resuming => drop(self),
@@ -120,10 +120,10 @@ impl DetachedUpstream {
         }
     }
 
-    /// Ends the session: its will is due.
+    /// Ends the session, which makes its will due.
     pub(super) fn end(mut self) {
         if let Some(will) = self.will.take() {
-            // If nobody receives this, the will has been published.
+            // Fails if the will has been published already.
             let _ = will.send(());
         }
     }
@@ -144,7 +144,7 @@ impl UpstreamHub {
     pub(crate) fn new(config: MqttConfig, clock: Clock) -> Arc<Self> {
         let maximum = config.settings.receive_maximum;
         let settings = [Compatibility::V3_10, Compatibility::V4].map(|compatibility| {
-            // The messages of QoS 2 that a client has not released are kept upstream.
+            // Bounded since the state queue keeps the messages of QoS 2 that a client has not released.
             [maximum, maximum.min(MAX_RECEIVED)].map(|receive_maximum| {
                 [false, true].map(|retain| {
                     let always_sends_session_expiry = compatibility.always_sends_session_expiry();
@@ -177,7 +177,8 @@ impl UpstreamHub {
         })
     }
 
-    /// The upstream has refused something of a client: if the exchange is missing, the log says so, and this returns true.
+    /// Called if the upstream has refused a client's request. If that is because `mqtt_exchange` is missing, logs it and
+    /// returns true.
     pub(super) fn note_refused(&self, vhost: &str, fault: &Fault) -> bool {
         let is_missing = misses_exchange(fault, &self.config.exchange);
         if is_missing {
@@ -197,7 +198,7 @@ impl UpstreamHub {
         &of_release[usize::from(is_persistent)][usize::from(retains)]
     }
 
-    /// The longest time that a session outlives its connection, in milliseconds, as far as RabbitMQ takes it for a queue.
+    /// The longest session expiry, in milliseconds, as far as RabbitMQ accepts it for a queue.
     pub(super) fn longest_lease(&self) -> u64 {
         (u64::from(self.config.settings.session_expiry_maximum) * 1000).min(u64::from(u32::MAX))
     }
@@ -216,7 +217,8 @@ impl UpstreamHub {
         Ok(())
     }
 
-    /// The client of a detached session has connected to another server: what is known of the session here is of the past.
+    /// Called when the client of a detached session has connected to another server: removes the session, which is
+    /// outdated here.
     pub(super) fn forget(&self, owner: &Owner, user: &str, by: TakenBy) {
         let detached_session = self.sessions.lock().take(owner, user);
         if let Some(detached_session) = detached_session {
@@ -224,8 +226,8 @@ impl UpstreamHub {
         }
     }
 
-    /// A client finds that another connection consumes from its state queue, and does not give it up. Returns true if that
-    /// has been so for too long to be a connection that is open.
+    /// Called when another connection consumes from a client's state queue and keeps it. Returns true if that has lasted
+    /// for longer than a live connection would need to give it up.
     pub(super) fn note_state_in_use(&self, owner: &Arc<Owner>) -> bool {
         let now = self.clock.timestamp(transport::now());
         let is_stale = self.sessions.lock().stale_consumers.refuse(owner, now);
@@ -239,26 +241,26 @@ impl UpstreamHub {
         is_stale
     }
 
-    /// A client is not kept from its state queue any more.
+    /// Called when a client is admitted, and so no longer kept from its state queue.
     pub(super) fn note_admitted(&self, owner: &Owner) {
         self.sessions.lock().stale_consumers.forget(owner);
     }
 
-    /// From now on what is shared upstream ends with the last client, and no will waits.
+    /// Called at shutdown: publishes delayed wills, and ends what clients share upstream with the last client.
     pub(crate) fn drain(&self) {
         self.takeovers.drain();
         self.retained.drain();
         self.wills.drain();
     }
 
-    /// Waits until the work that is left of connections that have ended is done.
+    /// Waits until all teardowns of ended connections are done.
     pub(crate) async fn finished(&self) {
         self.wills.finished().await;
     }
 
-    /// Called when a connection that has a session, or waits for it, has ended. Sessions that have expired by now are
-    /// forgotten as well: their queues expire upstream, and their wills are due. If there are too many, the oldest are
-    /// forgotten except for their wills: they are not over.
+    /// Called when a connection that has claimed a session has ended. Also removes expired sessions, whose queues expire
+    /// upstream and whose wills are due. Above the memory limit the oldest sessions are forgotten, except for their
+    /// wills, since they have not ended.
     pub(super) fn release(
         &self,
         owner: &Arc<Owner>,
@@ -273,11 +275,11 @@ impl UpstreamHub {
         forgotten.extend(std::iter::from_fn(|| sessions.take_excess()));
         drop(sessions);
         expired.into_iter().for_each(|detached_session| detached_session.end());
-        // Freed without the lock.
+        // Freed after unlocking.
         drop(forgotten);
     }
 
-    /// The delay of a client's will has passed: nothing is kept of a session that is forgotten.
+    /// Called when the delay of a client's will has passed: drops the record of a forgotten session.
     pub(super) fn will_is_due(&self, owner: &Owner) {
         let mut sessions = self.sessions.lock();
         let is_of_no_use = |detached_session: &mut DetachedUpstream| {
@@ -309,7 +311,7 @@ impl UpstreamHub {
         }
     }
 
-    /// All clients together, for operators.
+    /// The totals of all clients, for operators.
     pub(crate) fn totals(&self) -> MqttUpstreamTotals {
         let (detached_sessions, detached_bytes) = self.sessions.lock().ages.totals();
         let WillTotals { wills: delayed_wills, bytes: delayed_will_bytes } = self.wills.totals();
@@ -330,7 +332,7 @@ impl UpstreamHub {
 }
 
 impl UpstreamSessions {
-    /// A session may have become a detached one. Returns it if it is too large to be known here.
+    /// Adds a session to the ages if it is detached now. Returns it if it is too large to be remembered.
     fn detach(&mut self, owner: &Arc<Owner>) -> Option<Session> {
         let Self { claims, ages, .. } = self;
         let detached_session =
@@ -355,7 +357,7 @@ impl UpstreamSessions {
         Some(session)
     }
 
-    /// A session is about to be granted, if it is detached.
+    /// Removes a detached session from the ages, as it is about to be granted.
     fn leaves(&mut self, owner: &Owner) {
         if let Some(age) =
             self.claims.detached(owner).and_then(|detached_session| detached_session.age.take())
@@ -380,14 +382,14 @@ impl UpstreamSessions {
         Some(detached_session)
     }
 
-    /// Forgets the oldest session if there are too many.
+    /// Forgets the oldest session if the limit is exceeded.
     fn take_excess(&mut self) -> Option<Session> {
         let owner = Arc::clone(self.ages.excess()?);
         self.forget(&owner)
     }
 }
 
-/// Expired sessions that are forgotten at once: more than come at a time.
+/// The maximum of expired sessions removed per ended connection: more than expire in between.
 const MAX_EXPIRED: usize = 16;
 
 #[cfg(test)]
@@ -442,13 +444,13 @@ mod tests {
         );
         assert_eq!(hub.detached(), [], "its client is connected");
         assert!(published.try_recv() == Err(oneshot::error::TryRecvError::Closed), "client reconnected");
-        // Time zero has passed.
+        // A session expiry of zero has passed.
         let (will, mut published) = oneshot::channel();
         hub.release(&mine, &second, detached_session(0, Some(will)));
         let others = claim(&hub, &other, "you").unwrap();
         hub.release(&other, &others, None);
         assert_eq!(published.try_recv(), Ok(()));
-        assert!(claim(&hub, &mine, "you").is_some(), "it is nobody's");
+        assert!(claim(&hub, &mine, "you").is_some(), "the identifier is free for any user");
     }
 
     #[test]
@@ -476,14 +478,14 @@ mod tests {
         assert_eq!(listed, (0..count).map(|number| number.to_string()).collect::<Vec<_>>());
     }
 
-    /// A hub with room for one detached session.
+    /// A hub whose limit fits one detached session.
     fn small_hub() -> Arc<UpstreamHub> {
         let hub = hub();
         hub.sessions.lock().ages = DetachedAges::with_limit(1000);
         hub
     }
 
-    /// Leaves the session of a client to the hub, with a will that waits.
+    /// Detaches a client's session with a delayed will.
     fn leave(hub: &UpstreamHub, client_id: &str, expiry: u32) -> (Arc<Owner>, oneshot::Receiver<()>) {
         let owner = Arc::new(Owner { vhost: "/".into(), client_id: client_id.into() });
         let claim = claim(hub, &owner, "me").unwrap();
@@ -515,7 +517,7 @@ mod tests {
             assert_eq!((known, will.try_recv()), (vec!["second".to_owned()], waits.clone()));
             hub.forget(&first, "me", by);
             assert_eq!(will.try_recv(), fate, "{by:?}");
-            assert!(claim(&hub, &first, "you").is_some(), "it is nobody's");
+            assert!(claim(&hub, &first, "you").is_some(), "the identifier is free for any user");
         }
         let hub = small_hub();
         let (first, mut will) = leave(&hub, "first", 60);
@@ -523,12 +525,12 @@ mod tests {
         let back = claim(&hub, &first, "me").unwrap();
         let detached_session = back.take_granted().flatten().unwrap();
         assert!(detached_session.is_forgotten && will.try_recv() == waits);
-        // It goes before it is admitted, and its will's time comes then.
+        // The client disconnects before it is admitted, and its will is due then.
         hub.release(&first, &back, Some(detached_session));
         assert_eq!((hub.detached().len(), will.try_recv()), (1, waits));
         drop(will);
         hub.will_is_due(&first);
-        assert!(claim(&hub, &first, "you").is_some(), "nothing is kept of it");
+        assert!(claim(&hub, &first, "you").is_some(), "the session's record is dropped");
     }
 
     #[test]
@@ -538,11 +540,11 @@ mod tests {
         leave(&hub, "second", 60);
         let back = claim(&hub, &first, "me").unwrap();
         let detached_session = back.take_granted().flatten();
-        // Its time comes while the client is about to be admitted.
+        // The will is due while the client is being admitted.
         drop(will);
         hub.will_is_due(&first);
         hub.release(&first, &back, detached_session);
-        assert!(claim(&hub, &first, "you").is_some(), "nothing is kept of it");
+        assert!(claim(&hub, &first, "you").is_some(), "the session's record is dropped");
         // A delay of 0 seconds.
         let (_third, mut will) = leave(&hub, "third", 0);
         leave(&hub, "fourth", 60);

@@ -1,4 +1,4 @@
-//! Subscriptions that go with the connection, on the queue that all clients of a login share.
+//! Subscriptions that end with the connection, on the queue that all clients with one login share.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,19 +22,19 @@ use crate::upstream::multiplexing::{
 /// The live subscriptions of one client: one for each binding key.
 pub(super) struct LiveFilters {
     login: UpstreamLogin,
-    /// The exchange that keys are bound to.
+    /// The exchange that the keys are bound to.
     exchange: Arc<str>,
-    /// How much may wait for the client, and which messages may be dropped.
+    /// The limits of the messages that wait for the client, and which of them may be dropped.
     limits: InboxLimits,
     is_droppable: IsDroppable,
-    /// Since the first subscription.
+    /// `None` until the first subscription.
     shared: Option<SharedPart>,
     keys: HashMap<Box<str>, LiveKey>,
-    /// The keys that have no answer yet, by the numbers of their subscriptions.
+    /// The keys whose subscriptions have not been answered, by subscription number.
     asked: HashMap<u64, Box<str>>,
     /// Answers that are due.
     answers: VecDeque<(u64, Result<(), Fault>)>,
-    /// A message that the client had no window for.
+    /// A message that did not fit into the client's window.
     deferred: Option<Arc<MultiplexedMessage>>,
 }
 
@@ -46,9 +46,10 @@ struct SharedPart {
 /// The subscription to a binding key.
 struct LiveKey {
     number: u64,
-    /// The requests that wait for its answer; `None` if that has come.
+    /// The requests that wait for the subscription's answer; `None` once it is answered.
     waiting: Option<SmallVec<[u64; 1]>>,
-    /// Whether it is to stay when its answer has come. It is not ended before, since its answer would be lost.
+    /// Whether the client still wants the subscription. It is not ended before it is answered, since the answer would be
+    /// lost.
     is_wanted: bool,
 }
 
@@ -58,18 +59,18 @@ pub(super) enum LiveEvent {
     /// The answer to the request with this number.
     Answered(u64, Result<(), Fault>),
     Message(Arc<MultiplexedMessage>),
-    /// The client did not take its messages in time.
+    /// The client did not take its messages fast enough.
     Overflowed,
-    /// The upstream has refused to bind a key again, as it has to when the shared queue was lost. The client believes that it
-    /// has this subscription.
+    /// The upstream has refused to bind a key again after the shared queue was lost, although the client has this
+    /// subscription.
     Lost(Fault),
-    /// There will be no more messages.
+    /// No more messages will arrive.
     Ended(Fault),
 }
 
 impl LiveFilters {
-    /// Without subscriptions. Above [`MqttConfig::queue_max`] bytes of waiting messages, those of QoS 0 are dropped, the oldest
-    /// first; if there are none, the client is to be closed. `form` is that of the upstream's messages.
+    /// Without subscriptions. Above [`MqttConfig::queue_max`] bytes of waiting messages, the oldest QoS 0 messages are
+    /// dropped; if there are none, the client is disconnected. `form` is the form of the upstream's messages.
     pub(super) fn new(login: UpstreamLogin, config: &MqttConfig, form: StoredForm) -> Self {
         let (shared, keys, asked, answers, deferred) = Default::default();
         let bytes = usize::try_from(config.queue_max).unwrap_or(usize::MAX);
@@ -81,7 +82,7 @@ impl LiveFilters {
         Self { login, exchange, limits, is_droppable, shared, keys, asked, answers, deferred }
     }
 
-    /// Sets whether messages of QoS 1 and 2 are to be sent as such to the subscription with a binding key.
+    /// Sets whether a key's subscription gets QoS 1 and 2 messages as such.
     pub(super) fn set_reliable(&self, key: &str, is_reliable: bool) {
         if let (Some(known), Some(part)) = (self.keys.get(key), &self.shared) {
             part.inbox.set_reliable(known.number, is_reliable);
@@ -121,7 +122,7 @@ impl LiveFilters {
         }
     }
 
-    /// The next event. Without room for a message, messages wait.
+    /// The next event. Messages wait unless there is capacity.
     pub(super) fn take(&mut self, has_capacity: bool) -> Option<LiveEvent> {
         loop {
             if let Some((number, answer)) = self.answers.pop_front() {
@@ -149,12 +150,12 @@ impl LiveFilters {
         }
     }
 
-    /// Returns a message for which there was no window.
+    /// Puts back a message that did not fit into the client's window.
     pub(super) fn hold(&mut self, message: Arc<MultiplexedMessage>) {
         self.deferred = Some(message);
     }
 
-    /// Whether a message waits for a window.
+    /// Whether a message waits for the client's window.
     pub(super) fn holds(&self) -> bool {
         self.deferred.is_some()
     }
@@ -164,7 +165,7 @@ impl LiveFilters {
         self.shared.as_ref().is_none_or(|part| part.subscriber.has_capacity())
     }
 
-    /// The subscription with this number is refused. Returns whether it has been granted before, and the client still wants it.
+    /// Handles the refusal of a subscription. Returns whether it had been granted before, so that the client has lost it.
     fn loses(&mut self, number: u64) -> bool {
         let granted = |known: &LiveKey| known.number == number && known.waiting.is_none();
         let is_lost = self.keys.extract_if(|_, known| granted(known)).next().is_some();
@@ -174,14 +175,14 @@ impl LiveFilters {
         is_lost
     }
 
-    /// The number of a subscription that has ended is not used again.
+    /// Removes the reliability of an ended subscription, whose number is not used again.
     fn forget_reliable(&self, number: u64) {
         if let Some(part) = &self.shared {
             part.inbox.set_reliable(number, false);
         }
     }
 
-    /// Answers all that waits for a key.
+    /// Answers all requests that wait for a subscription.
     fn answered(&mut self, number: u64, answer: Result<(), Fault>) {
         let Some(key) = self.asked.remove(&number) else { return };
         if self.asked.is_empty() {
@@ -206,7 +207,7 @@ impl LiveFilters {
     }
 }
 
-/// Whether a message was published at QoS 0. One that cannot be read is not sent to anybody.
+/// Whether a message was published at QoS 0. A malformed message is sent to nobody, and so counts as one.
 fn is_qos0(message: &MultiplexedMessage, form: StoredForm) -> bool {
     let Ok(properties) = Properties::decode(&message.properties) else { return true };
     let outgoing = message::outgoing(message.routing_key.to_string(), &properties, form);

@@ -11,45 +11,45 @@ use mqtt::session::Subscription;
 use super::retained::RetainedWait;
 use crate::mqtt::session::{PendingReply, Request};
 
-/// SUBSCRIBEs and UNSUBSCRIBEs without an answer at which the client is no longer read.
+/// Unanswered SUBSCRIBE and UNSUBSCRIBE packets at which the client is no longer read.
 const MAX_PACKETS: usize = 1024;
 
-/// Requests upstream without an answer at which the entries of further packets, which may be very many, wait.
+/// Unanswered upstream requests above which further entries of these packets, which may be very many, have to wait.
 const MAX_WAITING: usize = 1024;
 
-/// Packets that wait for the upstream, answered in their order. Their entries are handled one by one, as the turn and the
-/// upstream have room for them.
+/// Packets that wait for the upstream, answered in order. Their entries are processed one by one, as far as the turn and
+/// the limit of upstream requests permit.
 #[derive(Default)]
 pub(super) struct PendingSubscribes {
     packets: VecDeque<PendingPacket>,
-    /// How many of them have been answered, ...
+    /// Number of packets that have been answered.
     answered: u64,
-    /// ... and how many of those that have not are handled.
+    /// Number of unanswered packets whose entries have all been processed.
     handled: usize,
-    /// The requests upstream without an answer, by their numbers.
+    /// The unanswered upstream requests, by number.
     waiting: HashMap<u64, PendingRequest>,
-    /// The filters of those that are subscriptions.
+    /// The latest subscribe request of each filter.
     latest: HashMap<Box<str>, LatestSubscribe>,
-    /// Number of the last request; requests about queues and live subscriptions are numbered together.
+    /// Number of the last request. Requests about queues and live subscriptions share the numbering.
     last: u64,
-    /// Number of the last request that restored a subscription, which no packet waits for.
+    /// Number of the last request that restored a subscription, for which no packet waits.
     last_restored: u64,
 }
 
 /// A SUBSCRIBE or UNSUBSCRIBE.
 struct PendingPacket {
     packet_id: u16,
-    /// The entries that have not been handled.
+    /// The entries that have not been processed.
     entries: PendingEntries,
-    /// The answer to each entry that has been, as far as known.
+    /// The reason codes of the processed entries, as far as known.
     reasons: Vec<ReasonCode>,
-    /// Number of its requests upstream without an answer.
+    /// Number of its unanswered upstream requests.
     waiting: usize,
-    /// The retained messages of its filters.
+    /// The wait for the retained messages of its filters.
     retained: RetainedWait,
 }
 
-/// The entries of a packet.
+/// The remaining entries of a packet.
 pub(super) enum PendingEntries {
     Subscribe(vec::IntoIter<Request>),
     Unsubscribe(vec::IntoIter<Box<str>>),
@@ -61,12 +61,12 @@ pub(super) enum PendingEntry {
     Unsubscribe(Box<str>),
 }
 
-/// A request upstream.
+/// An unanswered upstream request.
 struct PendingRequest {
-    /// The number of its packet, and the index of the entry there.
+    /// The number of its packet, and the index of its entry there.
     packet: u64,
     entry: usize,
-    /// The subscription that it is for.
+    /// The subscription that the request is for.
     subscribed: Option<Subscribed>,
 }
 
@@ -77,10 +77,10 @@ pub(super) struct Subscribed {
     pub(super) subscription: Subscription,
 }
 
-/// The last request for a filter.
+/// The latest request for a filter.
 struct LatestSubscribe {
     number: u64,
-    /// The subscription without the requests that wait.
+    /// The subscription that the client has if the pending requests are refused.
     settled: Option<Subscription>,
 }
 
@@ -88,7 +88,8 @@ struct LatestSubscribe {
 pub(super) enum SubscribeOutcome {
     /// `packet` is the number of its packet, which may [wait](PendingSubscribes::wait_for) for more.
     Granted { subscribed: Subscribed, packet: u64 },
-    /// The client is left with `settled`, unless a later request of its own decides that.
+    /// If this was the filter's latest request, `settled` is the subscription that remains; otherwise the later request
+    /// decides.
     Refused { filter: Box<str>, settled: Option<Option<Subscription>> },
 }
 
@@ -113,7 +114,7 @@ impl PendingPacket {
         self.is_bound() && matches!(self.retained, RetainedWait::No)
     }
 
-    /// Whether the upstream has answered everything.
+    /// Whether the upstream has answered all its requests.
     fn is_bound(&self) -> bool {
         self.entries.is_empty() && self.waiting == 0
     }
@@ -157,13 +158,13 @@ impl PendingSubscribes {
         }
     }
 
-    /// The waits for retained messages whose filters are bound.
+    /// The waits for retained messages of packets whose filters are all bound.
     pub(super) fn retained_waits(&mut self) -> impl Iterator<Item = &mut RetainedWait> {
         let bound = self.packets.iter_mut().filter(|packet| packet.is_bound());
         bound.map(|packet| &mut packet.retained)
     }
 
-    /// The entry that was resolved last is to get the retained messages of a filter.
+    /// Requests the retained messages of the filter that was resolved last.
     pub(super) fn want_retained(&mut self, filter: &str) {
         let Some(packet) = self.packets.get_mut(self.handled) else { return };
         match &mut packet.retained {
@@ -183,12 +184,12 @@ impl PendingSubscribes {
         });
     }
 
-    /// Whether entries have not been handled.
+    /// Whether entries have not been processed.
     pub(super) fn has_entries(&self) -> bool {
         self.packets.iter().skip(self.handled).any(|packet| !packet.entries.is_empty())
     }
 
-    /// The next entry, whose reason code is to be [added](Self::resolve), if there is room for its requests.
+    /// The next entry, if its requests fit into the limit. The caller has to [resolve](Self::resolve) it.
     pub(super) fn next_entry(&mut self) -> Option<PendingEntry> {
         if self.waiting.len() >= MAX_WAITING {
             return None;
@@ -201,8 +202,8 @@ impl PendingSubscribes {
         }
     }
 
-    /// The answer to the entry that was taken last, if the requests with these numbers are granted. The last of them is for the
-    /// subscription, if there is one.
+    /// Sets the reason code of the entry that was taken last, for the case that the requests with these numbers are
+    /// granted. The last request is for `subscribed`, if there is one.
     pub(super) fn resolve(
         &mut self,
         reason: ReasonCode,
@@ -219,13 +220,13 @@ impl PendingSubscribes {
         }
     }
 
-    /// The number of the packet whose last entry was taken and [resolved](Self::resolve), until the next one is taken.
+    /// The number of the packet whose entries have all been resolved, until the next entry is taken.
     pub(super) fn completed(&self) -> Option<u64> {
         let packet = self.packets.get(self.handled)?;
         packet.entries.is_empty().then_some(self.answered + self.handled as u64)
     }
 
-    /// A packet is not answered before the request with this number.
+    /// Makes a packet's answer wait for the request with this number.
     pub(super) fn wait_for(&mut self, packet: u64, number: u64) {
         let at = usize::try_from(packet - self.answered).ok();
         let Some(waiting) = at.and_then(|at| self.packets.get_mut(at)) else { return };
@@ -233,12 +234,12 @@ impl PendingSubscribes {
         self.waiting.insert(number, PendingRequest { packet, entry: 0, subscribed: None });
     }
 
-    /// All requests until now have restored subscriptions.
+    /// Marks all requests so far as restoring subscriptions.
     pub(super) fn set_restored(&mut self) {
         self.last_restored = self.last;
     }
 
-    /// Whether the request with this number was to restore a subscription. Requests that nothing waits for have the number 0.
+    /// Whether the request with this number restored a subscription. Requests that nothing waits for have the number 0.
     pub(super) fn is_restoring(&self, number: u64) -> bool {
         (1..=self.last_restored).contains(&number)
     }
@@ -249,13 +250,13 @@ impl PendingSubscribes {
         self.last
     }
 
-    /// A request for a filter is made; without it, the client has this subscription.
+    /// Notes a request for a filter. If it is refused, the client has `settled`.
     pub(super) fn begin(&mut self, filter: &str, number: u64, settled: Option<Subscription>) {
         let latest = self.latest.entry_ref(filter).or_insert(LatestSubscribe { number, settled });
         latest.number = number;
     }
 
-    /// The filter is unsubscribed from: the answers to earlier requests change nothing.
+    /// Called at UNSUBSCRIBE: the answers to earlier requests for the filter change nothing any more.
     pub(super) fn forget(&mut self, filter: &str) {
         self.take_latest(filter);
     }
@@ -268,7 +269,7 @@ impl PendingSubscribes {
         Some(latest)
     }
 
-    /// Records the answer to a request. Returns the outcome for the subscription that it is for.
+    /// Records the answer to a request. Returns the outcome if the request is for a subscription.
     pub(super) fn answered(&mut self, number: u64, refused: Option<ReasonCode>) -> Option<SubscribeOutcome> {
         let PendingRequest { packet: number_of, entry, subscribed } = self.waiting.remove(&number)?;
         if self.waiting.is_empty() {
@@ -277,7 +278,7 @@ impl PendingSubscribes {
         let packet = self.packets.get_mut(usize::try_from(number_of - self.answered).ok()?)?;
         packet.waiting -= 1;
         let reason = &mut packet.reasons[entry];
-        // The first of several requests says why.
+        // If several requests fail, the first gives the reason.
         if !reason.is_error() {
             *reason = refused.unwrap_or(*reason);
         }
@@ -317,7 +318,7 @@ mod tests {
         Subscribed { filter: filter.into(), subscription: Subscription::of(options) }
     }
 
-    /// Adds a SUBSCRIBE, whose entry is handled. Returns the number of its request.
+    /// Adds a SUBSCRIBE and processes its entry. Returns the number of its request.
     fn subscribe(pending: &mut PendingSubscribes, packet_id: u16, settled: Option<Subscription>) -> u64 {
         pending.push(packet_id, PendingEntries::Subscribe(vec![request("f")].into_iter()));
         assert!(pending.next_entry().is_some());
@@ -353,7 +354,7 @@ mod tests {
         let both = vec![ReasonCode::Success, ReasonCode::NoSubscriptionExisted];
         assert_eq!(answers(&mut pending), [(1, vec![ReasonCode::Success]), (2, both)]);
         assert!(pending.is_empty());
-        // The numbers of packets continue.
+        // The numbering of packets continues.
         let next = subscribe(&mut pending, 3, None);
         pending.answered(next, Some(NO));
         assert_eq!(answers(&mut pending), [(3, vec![NO])]);

@@ -12,50 +12,50 @@ use crate::mqtt::session::PendingReply;
 use crate::upstream::client::{AmqpClient, announced};
 use crate::upstream::confirms::{Confirmed, PublisherConfirms};
 
-/// The channel's numbers, of which it has one at a time: another is opened while the earlier one is being closed.
+/// The channel's numbers. One is open at a time; the other may be opened while the first is being closed.
 pub(super) const PUBLISHING: [u16; 2] = [1, 4];
 
-/// The time without a message after which the channel is closed, so that clients that publish now and then share a few
-/// channels upstream. Opening it again costs no round trip.
+/// The time without a publish after which the channel is closed, so that clients that seldom publish share few channels
+/// upstream. Opening it again costs no round trip.
 const IDLE: Duration = Duration::from_secs(5);
 
-/// The messages that a client has published and the upstream has not confirmed yet.
+/// A client's publishing channel, with the messages that the upstream has not confirmed.
 ///
-/// The channel is opened with the first message, and again after it was closed.
+/// The channel is opened for the first message, and again after it was closed.
 pub(super) struct PublishingChannel {
-    /// The exchange of clients' messages.
+    /// The `mqtt_exchange`.
     exchange: Arc<str>,
     is_open: bool,
-    /// The index of its number.
+    /// The index of the current number.
     current: usize,
-    /// The other number's channel is being closed.
+    /// Whether the channel with the other number is being closed.
     is_other_closing: bool,
-    /// When the last message was published, until the channel is closed.
+    /// When the last message was published; `None` while the channel is closed.
     published: Option<Instant>,
     confirms: PublisherConfirms,
-    /// The unconfirmed messages.
+    /// The unconfirmed messages, in order.
     unconfirmed: VecDeque<PublishedMessage>,
-    /// Whether the upstream has refused a message whose record follows.
+    /// Whether the upstream has refused a message whose record's answer follows.
     is_refused: bool,
-    /// Refused messages that were not published, with the number of the message before each.
+    /// Answers to messages that were not published, each with the number of the message before it.
     refused: VecDeque<(u64, PendingReply)>,
 }
 
-/// The end of the channel for publishing, which the upstream has closed.
+/// The state of the publishing channel when the upstream closed it.
 #[derive(Debug)]
 pub(super) struct PublishingClosed {
     pub(super) fault: Fault,
     pub(super) unconfirmed: Unconfirmed,
-    /// The answers to messages behind those, which were not published.
+    /// The answers to messages after the unconfirmed ones that were not published.
     pub(super) refused: Vec<PendingReply>,
 }
 
-/// A message that is not confirmed.
+/// An unconfirmed message.
 #[derive(Debug, Clone, Copy)]
 enum PublishedMessage {
-    /// A message of a client, by its packet identifier; 0 at QoS 0.
+    /// A client's message, by packet identifier; 0 at QoS 0.
     Plain(u16),
-    /// A message of a client that is followed by its record.
+    /// A client's message that is followed by its record.
     BeforeRecord(u16),
     /// The record of the message before it.
     RecordOf(u16),
@@ -75,14 +75,14 @@ impl PublishedMessage {
     }
 }
 
-/// The answer of the upstream.
+/// An answer of the upstream.
 #[derive(Debug)]
 pub(super) enum PublishAnswer {
-    /// For the client.
+    /// The answer to the client.
     Client(PendingReply),
-    /// The record with this number is confirmed, or refused.
+    /// The record with this number was confirmed or refused.
     Record(u64, Confirmed),
-    /// A message is published, and its record refused.
+    /// A message was published, but its record refused.
     Unrecorded,
 }
 
@@ -90,14 +90,14 @@ pub(super) enum PublishAnswer {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Unconfirmed {
     None,
-    /// The one that was refused, by its packet identifier.
+    /// The refused message, by packet identifier.
     One(u16),
-    /// It is not known which of them was refused, and which have been published.
+    /// Several: which of them was refused, and which were published, is unknown.
     Several,
 }
 
 impl PublishingChannel {
-    /// A channel that is not open.
+    /// A closed channel.
     pub(super) fn new(exchange: &Arc<str>) -> Self {
         let (confirms, unconfirmed, refused) = Default::default();
         Self {
@@ -113,7 +113,7 @@ impl PublishingChannel {
         }
     }
 
-    /// Publishes a message. `properties` are flags and list as they are on the wire.
+    /// Publishes a message. `properties` are the encoded flags and list.
     pub(super) fn publish(
         &mut self,
         client: &mut AmqpClient,
@@ -127,8 +127,8 @@ impl PublishingChannel {
         self.published(PublishedMessage::Plain(packet_id));
     }
 
-    /// Publishes a message (its routing key, properties and body) with its record right behind it: a connection that is lost in
-    /// between is as unlikely as can be.
+    /// Publishes a message (routing key, properties, body) directly followed by its record, so that a connection loss in
+    /// between is unlikely.
     pub(super) fn publish_recorded(
         &mut self,
         client: &mut AmqpClient,
@@ -143,7 +143,7 @@ impl PublishingChannel {
         self.published(PublishedMessage::RecordOf(packet_id));
     }
 
-    /// Publishes a record (the name of its queue, and itself); the answer has this number.
+    /// Publishes a record (queue name, record); the answer has this number.
     pub(super) fn publish_record(
         &mut self,
         client: &mut AmqpClient,
@@ -181,13 +181,13 @@ impl PublishingChannel {
         self.unconfirmed.push_back(message);
     }
 
-    /// When to call [`Self::rest`].
+    /// The next time at which to call [`Self::rest`].
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let rests = self.is_open && self.unconfirmed.is_empty() && !self.is_other_closing;
         self.published.filter(|_| rests).map(|published| published + IDLE)
     }
 
-    /// Closes the channel if it is idle.
+    /// Closes the channel if it has been idle for long enough.
     pub(super) fn rest(&mut self, client: &mut AmqpClient, now: Instant) {
         if self.next_deadline().is_some_and(|deadline| deadline <= now) {
             client.close_channel(PUBLISHING[self.current]);
@@ -195,7 +195,7 @@ impl PublishingChannel {
         }
     }
 
-    /// Answers a message that is not published, behind those before it.
+    /// Queues the answer to a message that is not published, after the answers to earlier messages.
     pub(super) fn answer_behind(&mut self, then: PendingReply, mut answer: impl FnMut(PendingReply)) {
         if self.unconfirmed.is_empty() {
             answer(then);
@@ -204,8 +204,8 @@ impl PublishingChannel {
         }
     }
 
-    /// Handles a method of the upstream on this channel, and passes the answers that are due to `answer`. Returns what was
-    /// left of the channel if the upstream has closed it.
+    /// Handles a method of the upstream on this channel, and passes due answers to `answer`. Returns the unconfirmed
+    /// messages if the upstream has closed the channel.
     pub(super) fn handle(
         &mut self,
         number_of: u16,
@@ -218,7 +218,7 @@ impl PublishingChannel {
             Method::ChannelClose(close) if number_of == PUBLISHING[self.current] => {
                 return Some(self.closed(announced(close)));
             }
-            // Both sides close it.
+            // The channel is closed by both sides.
             Method::ChannelCloseOk(_) | Method::ChannelClose(_) => {
                 self.is_other_closing = false;
                 return None;
@@ -235,7 +235,7 @@ impl PublishingChannel {
                 Some(PublishedMessage::Plain(packet_id)) => {
                     answer(PublishAnswer::Client(verdict_on(packet_id, is_acked)));
                 }
-                // A client whose message is published must not be asked to send it again.
+                // The message is published, so the client must not be made to send it again.
                 Some(PublishedMessage::RecordOf(packet_id)) => {
                     let is_published = !std::mem::take(is_refused);
                     if is_published && !is_acked {
@@ -254,7 +254,7 @@ impl PublishingChannel {
         None
     }
 
-    /// The upstream has closed the channel. The next message opens it again.
+    /// Handles the closing of the channel by the upstream. The next message opens it again.
     fn closed(&mut self, fault: Fault) -> PublishingClosed {
         let closed = Self::new(&self.exchange);
         let Self { current, is_other_closing, unconfirmed, refused, .. } = std::mem::replace(self, closed);
@@ -262,7 +262,7 @@ impl PublishingChannel {
         let mut ids = unconfirmed.iter().map(|message| message.packet_id());
         let unconfirmed = match ids.next() {
             None => Unconfirmed::None,
-            // A message and its record are one.
+            // A message and its record count as one.
             Some(Some(packet_id))
                 if unconfirmed.len() == 1 || ids.all(|id| id == Some(packet_id) && packet_id != 0) =>
             {
@@ -278,7 +278,7 @@ impl PublishingChannel {
         self.unconfirmed.len()
     }
 
-    /// The packet identifiers of the messages with a record that the upstream has not confirmed.
+    /// The packet identifiers of unconfirmed messages that have a record.
     pub(super) fn unconfirmed_recorded(&self) -> impl Iterator<Item = u16> {
         self.verdicts().filter_map(|(message, verdict)| match message {
             PublishedMessage::BeforeRecord(packet_id) if verdict != Some(Confirmed::Acked) => Some(packet_id),
@@ -293,14 +293,14 @@ impl PublishingChannel {
             .any(|(message, verdict)| matches!(message, PublishedMessage::Record(_)) && verdict.is_none())
     }
 
-    /// The unconfirmed messages with what the upstream has said of each.
+    /// The unconfirmed messages, each with its confirm so far.
     fn verdicts(&self) -> impl Iterator<Item = (PublishedMessage, Option<Confirmed>)> {
         self.unconfirmed.iter().copied().zip(self.confirms.verdicts())
     }
 }
 
 fn verdict_on(packet_id: u16, is_published: bool) -> PendingReply {
-    // The upstream is not asked whether a queue has it.
+    // The confirm does not tell whether a queue has it.
     let accept = PendingReply::Accept { packet_id, matched: true };
     if is_published { accept } else { PendingReply::QueueFull { packet_id } }
 }

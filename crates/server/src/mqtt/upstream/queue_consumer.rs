@@ -14,7 +14,7 @@ pub(super) const CONSUMING: u16 = 2;
 /// RabbitMQ's name for the consumers of its MQTT clients.
 const TAG: &str = "mqtt";
 
-/// Bytes of messages that wait for a client that is slow. Past that many no more are read: the pool has bounds of its own for
+/// Bytes of messages that may wait for a slow client. Above it the consumer is not read; the pool has its own limits for
 /// what the upstream sends.
 pub(super) const MAX_ARRIVED: usize = 1 << 20;
 
@@ -25,7 +25,7 @@ pub(super) struct QueuedMessage {
     pub(super) redelivered: bool,
     pub(super) exchange: Box<str>,
     pub(super) routing_key: Box<str>,
-    /// Flags and list, not validated.
+    /// The encoded flags and list, not validated.
     pub(super) properties: Box<[u8]>,
     pub(super) body: Vec<u8>,
 }
@@ -46,13 +46,13 @@ impl QueuedMessage {
     }
 }
 
-/// The consumer, whose window bounds the messages that wait here and those that the client has not acknowledged.
+/// The consumer. Its prefetch bounds the messages that wait here and those that the client has not acknowledged.
 #[derive(Default)]
 pub(super) struct SessionConsumer {
     state: ConsumerState,
-    /// Messages that were not sent to the client yet.
+    /// Messages that have not been sent to the client yet.
     arrived: VecDeque<QueuedMessage>,
-    /// Bytes of those.
+    /// Bytes of these messages.
     bytes: usize,
     unacked: UnackedTags,
 }
@@ -62,12 +62,12 @@ enum ConsumerState {
     #[default]
     None,
     Consuming,
-    /// Until channel.close-ok: messages are discarded, and return to the queue.
+    /// Until channel.close-ok: messages are discarded, and the upstream requeues them.
     Closing,
 }
 
 impl SessionConsumer {
-    /// Starts consuming, with at most `window` unacknowledged messages.
+    /// Starts consuming, with `window` as prefetch.
     pub(super) fn start(&mut self, client: &mut AmqpClient, queue: &str, window: u16) {
         if self.state == ConsumerState::None {
             client.send(CONSUMING, channel::Open { reserved_1: "" });
@@ -77,8 +77,8 @@ impl SessionConsumer {
         }
     }
 
-    /// Stops, and returns all messages that are not acknowledged to the queue. They are there, in their order, when nobody
-    /// consumes from it, and when [`Self::is_stopped`].
+    /// Closes the channel, which requeues all unacknowledged messages. Once [`Self::is_stopped`], they are in the queue
+    /// in their order if nobody else consumes from it.
     pub(super) fn stop(&mut self, client: &mut AmqpClient) {
         self.send(client);
         (self.arrived, self.bytes, self.unacked) = Default::default();
@@ -88,17 +88,17 @@ impl SessionConsumer {
         }
     }
 
-    /// Whether there is no consumer, and no unacknowledged message.
+    /// Whether there is no consumer and no unacknowledged message.
     pub(super) fn is_stopped(&self) -> bool {
         self.state == ConsumerState::None
     }
 
-    /// Acknowledges a message upstream, with the next [`Self::send`].
+    /// Acknowledges a message upstream at the next [`Self::send`].
     pub(super) fn acknowledge(&mut self, delivery_tag: u64) {
         self.unacked.acknowledge(delivery_tag);
     }
 
-    /// Sends the acknowledgements that are due.
+    /// Sends pending acknowledgements.
     pub(super) fn send(&mut self, client: &mut AmqpClient) {
         if self.state == ConsumerState::Consuming {
             self.unacked.take_due(|ack| client.send(CONSUMING, ack));
@@ -120,12 +120,12 @@ impl SessionConsumer {
         !self.arrived.is_empty()
     }
 
-    /// Whether no more messages should be read before some were taken.
+    /// Whether the upstream should not be read until messages have been taken.
     pub(super) fn is_full(&self) -> bool {
         self.bytes >= MAX_ARRIVED
     }
 
-    /// Handles a message of the upstream.
+    /// Handles a message from the upstream.
     pub(super) fn handle_message(&mut self, message: ReceivedMessage<'_>) {
         if self.state == ConsumerState::Consuming
             && let Some(message) = QueuedMessage::of(message)
@@ -136,7 +136,7 @@ impl SessionConsumer {
         }
     }
 
-    /// Handles a method of the upstream on this channel. Returns the fault that has ended the consumer.
+    /// Handles a method of the upstream on this channel. Returns the fault if the consumer has ended.
     pub(super) fn handle(&mut self, method: &Method<'_>) -> Option<Fault> {
         match method {
             Method::ChannelCloseOk(_) => {

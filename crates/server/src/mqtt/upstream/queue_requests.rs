@@ -1,4 +1,4 @@
-//! Requests about the queue of a session, on a channel that is open only while some wait for their answers.
+//! Requests about a session's queues, on a channel that is open only while requests wait for their answers.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,34 +13,34 @@ use crate::upstream::client::{AmqpClient, announced, misses_exchange};
 /// The channel's number.
 pub(super) const REQUESTING: u16 = 3;
 
-/// The number of a request whose answer nobody waits for.
+/// The number of a request whose answer is ignored.
 const UNNUMBERED: u64 = 0;
 
-/// How often an exchange is declared again that is gone before a queue is bound to it: each time another client has left its
-/// group in that moment.
+/// How often a group's exchange is declared again because another client has left the group, and so deleted it, before a
+/// queue is bound to it.
 const MAX_REDECLARED: u32 = 5;
 
 /// A request to the upstream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum QueueRequest {
-    /// Whether there is a queue.
+    /// Passive declaration: whether the queue exists.
     Find {
         queue: Box<str>,
     },
-    /// Deletes a queue, if there is one.
+    /// Deletes a queue if it exists.
     Delete {
         queue: Box<str>,
     },
-    /// Deletes a queue that has no consumer, if there is one.
+    /// Deletes a queue if it exists and has no consumer.
     DeleteUnused {
         queue: Box<str>,
     },
-    /// The same for a queue that may be a quorum queue: RabbitMQ closes the connection of a client that asks for such a one
-    /// to be deleted if it is unused, with 540. A consumer that comes between the two steps loses its queue.
+    /// The same for a queue that may be a quorum queue, for which RabbitMQ answers if-unused with 540 and closes the
+    /// connection. So the consumer count is read first; a consumer that starts in between loses its queue.
     DeleteIdle {
         queue: Box<str>,
     },
-    /// Declares a durable queue. `expires` is its time without a consumer, in milliseconds.
+    /// Declares a durable queue. `expires` is its `x-expires`, in milliseconds.
     Declare {
         queue: Box<str>,
         expires: Option<u64>,
@@ -53,12 +53,12 @@ pub(super) enum QueueRequest {
         queue: Box<str>,
         key: Box<str>,
     },
-    /// Declares an exchange that is there for as long as queues are bound to it.
+    /// Declares an auto-delete exchange, which exists for as long as queues are bound to it.
     DeclareMark {
         mark: Box<str>,
     },
-    /// Binds a queue to such an exchange. If that is gone, because another client has unbound the last queue since it was
-    /// declared, it is declared again.
+    /// Binds a queue to such an exchange. If the exchange has been deleted since its declaration, because another client
+    /// has removed the last binding, it is declared again.
     BindMark {
         queue: Box<str>,
         mark: Box<str>,
@@ -67,30 +67,30 @@ pub(super) enum QueueRequest {
         queue: Box<str>,
         mark: Box<str>,
     },
-    /// Deletes a queue that has no consumer, if there is no such exchange.
+    /// Deletes a group's queue if it has no consumer and the group's exchange does not exist.
     LeaveGroup {
         mark: Box<str>,
         queue: Box<str>,
     },
 }
 
-/// The requests of one client, which are answered in their order. One that is refused costs the channel, and those behind
-/// it are sent again on the next.
+/// One client's requests, answered in order. A refused request closes the channel; the requests after it are sent again
+/// on the next one.
 pub(super) struct QueueRequests {
     /// The exchange that queues are bound to.
     exchange: Arc<str>,
-    /// The type of the queues that are declared.
+    /// The type with which queues are declared.
     queue_type: QueueKind,
-    /// Whether a queue was found that is declared otherwise, and may be of another type.
+    /// Whether a declaration was refused as inequivalent, so that queues may be of another type.
     has_found_other: bool,
-    /// With the number by which the answer is known.
+    /// Unanswered requests, each with its number.
     waiting: VecDeque<(u64, QueueRequest)>,
-    /// How many of them were sent on the open channel.
+    /// The number of `waiting` requests that were sent on the open channel.
     sent: usize,
     channel: RequestChannel,
-    /// The number of consumers that the last answer has told.
+    /// The consumer count in the last queue.declare-ok.
     consumers: u32,
-    /// Queues that were not deleted because they had consumers, by [`QueueRequest::DeleteIdle`], until they are taken.
+    /// Queues that [`QueueRequest::DeleteIdle`] did not delete because they had consumers, until they are taken.
     in_use: Vec<Box<str>>,
     /// How often the exchange of the first [`QueueRequest::BindMark`] was declared again.
     redeclared: u32,
@@ -123,7 +123,7 @@ impl QueueRequests {
         }
     }
 
-    /// Adds a request. It is sent by [`Self::send`].
+    /// Adds a request, which [`Self::send`] sends.
     pub(super) fn push(&mut self, number: u64, request: QueueRequest) {
         self.waiting.push_back((number, request));
     }
@@ -133,7 +133,7 @@ impl QueueRequests {
         self.waiting.len()
     }
 
-    /// The number of consumers of the queue that was found or declared last.
+    /// The consumer count of the queue that was found or declared last.
     pub(super) fn consumers(&self) -> u32 {
         self.consumers
     }
@@ -143,7 +143,7 @@ impl QueueRequests {
         std::mem::take(&mut self.in_use)
     }
 
-    /// Sends what can be sent now.
+    /// Sends the requests that can be sent now.
     pub(super) fn send(&mut self, client: &mut AmqpClient) {
         match self.channel {
             RequestChannel::Open if self.waiting.is_empty() => {
@@ -186,7 +186,7 @@ impl QueueRequests {
             | Method::QueueUnbindOk(_)
             | Method::ExchangeDeclareOk(_) => Ok(()),
             Method::ChannelClose(close) => {
-                // Requests after it are sent again.
+                // The requests after the refused one are sent again.
                 (self.channel, self.sent) = (RequestChannel::Closed, usize::from(!self.waiting.is_empty()));
                 let fault = announced(close);
                 if fault.code == ReplyCode::NotFound && (self.leaves_unmarked() || self.marks_again(&fault)) {
@@ -209,13 +209,13 @@ impl QueueRequests {
         Some((number, answer))
     }
 
-    /// Whether the request that was sent last has a second step, depending on the answer.
+    /// Whether the next request depends on the answer to the last one that was sent.
     fn is_deciding(&self) -> bool {
         let last = self.sent.checked_sub(1).and_then(|last| self.waiting.get(last));
         matches!(last, Some((_, QueueRequest::DeleteIdle { .. })))
     }
 
-    /// If the first request was to delete a queue that has turned out to have no consumer, that is done now.
+    /// If the first request is [`QueueRequest::DeleteIdle`] and the queue has no consumer, turns it into the deletion.
     fn deletes_idle(&mut self) -> bool {
         let Some((_, request)) = self.waiting.front_mut() else { return false };
         let QueueRequest::DeleteIdle { queue } = request else { return false };
@@ -228,7 +228,8 @@ impl QueueRequests {
         true
     }
 
-    /// If the first request was about a group whose exchange is not there, its queue is to be deleted.
+    /// If the first request is [`QueueRequest::LeaveGroup`], turns it into the deletion of the queue. Called if the
+    /// exchange does not exist.
     fn leaves_unmarked(&mut self) -> bool {
         let Some((_, request)) = self.waiting.front_mut() else { return false };
         let QueueRequest::LeaveGroup { queue, .. } = request else { return false };
@@ -237,7 +238,8 @@ impl QueueRequests {
         true
     }
 
-    /// If the first request was to bind a queue to an exchange that is not there, that is to be declared first, a few times.
+    /// If the first request is to bind to an exchange that does not exist, puts the exchange's declaration before it, up
+    /// to a limit.
     fn marks_again(&mut self, fault: &Fault) -> bool {
         let Some((_, QueueRequest::BindMark { mark, .. })) = self.waiting.front() else { return false };
         if self.redeclared == MAX_REDECLARED || !misses_exchange(fault, mark) {
@@ -309,7 +311,7 @@ impl QueueRequests {
         }
     }
 
-    /// The arguments of a queue, as RabbitMQ's plugin for MQTT declares it.
+    /// The arguments with which RabbitMQ's MQTT plugin declares a queue.
     fn arguments(&self, expires: Option<u64>) -> FieldTable {
         let expires = expires.and_then(|expires| i64::try_from(expires).ok());
         let expires = expires.map(|expires| ("x-expires", FieldValue::I64(expires)));

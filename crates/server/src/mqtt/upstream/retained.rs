@@ -1,40 +1,44 @@
-//! Retained messages in front of an upstream: kept there, so that all Leverets have the same, and in memory here.
+//! Retained messages in front of an upstream: stored there, so that all Leveret servers have the same, and held in memory
+//! here.
 //!
-//! The upstream has one stream for each virtual host ([`LOG`]), the log of all that was retained. Each process with MQTT
-//! clients of a virtual host reads it from its first entry, and has the last message of each topic in memory. One queue for
-//! each topic would not do: AMQP lists no queues, so that nobody could find those that a filter matches, and a queue costs
-//! RabbitMQ 23 to 46 KiB, which makes gigabytes of 100,000 topics: as a stream they cost it some 10 MiB (docs/benchmarks.md).
+//! The upstream has one stream for each virtual host ([`LOG`]), the log of all retained messages. Each process with MQTT
+//! clients of a virtual host reads the log from its first entry, and holds the last message of each topic in memory. One
+//! queue per topic would not work: AMQP cannot list the queues that a filter matches, and a queue costs RabbitMQ 23 to 46
+//! KiB, gigabytes for 100,000 topics. The stream costs it some 10 MiB for these (docs/benchmarks.md).
 //!
-//! - [`record`]: an entry of the log. [`topics`]: what is retained, and which entries are copied before they drop out.
-//! - [`log`]: the log as sessions see it ([`LogClient`]); [`table`]: all logs of this process; [`logins`]: by whose
-//!   login one is read; [`status`]: as operators see them.
-//! - [`link`]: the conversation with the upstream, which [`crate::upstream::multiplexing::task`] runs.
-//! - [`publishing`]: a session's messages that are to be retained; [`delivering`]: those for its new subscriptions.
+//! - [`record`]: an entry of the log. [`topics`]: the messages in the log, and which entries are copied before they are
+//!   dropped.
+//! - [`log`]: a log and its clients ([`LogClient`]); [`table`]: all logs of this process; [`logins`]: the login that
+//!   reads a log; [`status`]: the operators' list.
+//! - [`link`]: the dialogue with the upstream, which [`crate::upstream::multiplexing::task`] runs.
+//! - [`publishing`]: a session's retained publishes; [`delivering`]: retained messages for its new subscriptions.
 //!
 //! # How a message is retained
 //!
-//! It is one basic.publish to the exchange of MQTT clients by the client's own login, whose header BCC has a second routing
-//! key: the stream is bound by it, and no other queue gets a message by it alone ([`record::BINDING_KEY`]). RabbitMQ routes it
-//! to subscribers and to the log together, with one confirm, and removes the header. An empty payload is the entry that
-//! removes a topic's message.
+//! The client's own login sends one basic.publish to the `mqtt_exchange`, whose BCC header has a second routing key. The
+//! stream is bound with that key, and no other queue receives a message through it alone ([`record::BINDING_KEY`]).
+//! RabbitMQ routes the message to subscribers and to the log together, with one confirm, and removes the header. An entry
+//! with an empty payload removes a topic's message.
 //!
 //! # How a subscriber gets it
 //!
-//! When the upstream has answered the bindings of a SUBSCRIBE, the reader publishes a marker to the log; what it has read when
-//! the marker comes back is what the log had at that time. SUBACK and the retained messages follow then. Subscriptions share
-//! markers: one is on its way at a time. A message that is published later comes by the binding. After a live
-//! message with RETAIN the copy of its topic is sent only if it is the same: another one may be older, and must not follow it.
-//! The copy may be ahead of live messages that are still on their way: these follow it up to the newest.
+//! When the upstream has answered a SUBSCRIBE's bindings, the reader publishes a marker to the log. Once the marker is
+//! read back, all that the log had at that time has been read. Then SUBACK and the retained messages follow.
+//! Subscriptions share markers: one is in flight at a time. A message that is published later arrives through the
+//! binding. After a live RETAIN message the topic's retained copy is sent only if it is the same, since another one may
+//! be older. The copy may also be newer than live messages that are still in flight; these follow it, the newest last.
 //!
-//! RabbitMQ looks bindings up before it hands a message to its queues. A message that it has looked up, and not yet handed to
-//! the log, when a subscription is bound and the marker published comes to neither; its publisher has no confirm then.
+//! RabbitMQ looks up bindings before it passes a message to its queues. If a subscription is bound, and its marker
+//! published, in between, then the message reaches neither. Its publisher has no confirm at that time.
 //!
 //! # Invariants
-//! - A message that is to be retained is published only once the log is declared and bound, or no login here may have it.
-//! - It has the second key even then: another server may read the log, and is not to continue with a message that was removed.
-//! - What anybody may have published is validated, and no entry hides those behind it ([`record::read`]).
-//! - Entries of use are a part of the log that is bounded, so that copying them ends ([`topics::LogLimits`]).
-//! - All clients see what is retained once the upstream has accepted the binding of their filter, whoever reads the log.
+//! - A retained message is published only once the log is declared and bound, or no login here may use it.
+//! - It has the second key in that case as well: another server may read the log, and must not keep a message that was
+//!   removed.
+//! - Entries that anybody may have published are validated, and no entry hides later ones ([`record::read`]).
+//! - The needed entries are a bounded part of the log, so that copying them ends ([`topics::LogLimits`]).
+//! - A client sees every message that was retained before the upstream accepted its filter's binding, whichever login
+//!   reads the log.
 
 mod delivering;
 mod link;
@@ -56,9 +60,9 @@ pub(super) use table::RetainedLogs;
 
 use topics::LogLimits;
 
-/// The stream, and the exchange by which markers and copies get to it: one pattern permits both.
+/// The stream, and the exchange for markers and copies. They share a name so that one permission pattern covers both.
 const LOG: &str = "leveret.mqtt.retained";
 
-/// The size of a log. Its quarter is that of all retained messages together; a process that begins reads all of it. Segments
-/// are dropped whole.
+/// The size of a log. All retained messages together may take a quarter of it; a process that starts reads all of it.
+/// Segments are dropped as a whole.
 const LIMITS: LogLimits = LogLimits { maximum: 256 << 20, segment: 16 << 20 };

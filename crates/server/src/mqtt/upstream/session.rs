@@ -49,7 +49,7 @@ pub(super) struct UpstreamSession {
     pub(super) hub: Arc<UpstreamHub>,
     pub(super) owner: Arc<Owner>,
     claim: Arc<UpstreamClaim>,
-    /// By which other servers take the client over, if it may come there.
+    /// Its announcement to other servers, unless the client cannot connect to them with this session.
     watched: Option<Watched>,
     user: Box<str>,
     pub(super) outbox: Arc<Outbox>,
@@ -58,37 +58,37 @@ pub(super) struct UpstreamSession {
     pub(super) uplink: Uplink,
     pub(super) live: LiveFilters,
     pub(super) subscriptions: Subscriptions,
-    /// SUBSCRIBEs and UNSUBSCRIBEs that wait for the upstream.
+    /// SUBSCRIBE and UNSUBSCRIBE packets that wait for the upstream.
     pub(super) pending: PendingSubscribes,
     pub(super) paths: DeliveryPaths,
     /// Its shared subscriptions.
     pub(super) groups: OnDemand<Groups>,
-    /// The work for the state queue that is under way.
+    /// The pending work for the state queue.
     pub(super) work: StateWork,
     pub(super) retained: RetainedSession,
-    /// The session's queue for messages of QoS 1.
+    /// The session's queue for QoS 1 messages.
     pub(super) queue: SessionQueue,
-    /// Whether subscriptions of QoS 1 are that queue's: the session outlives its connection, or another one before it.
+    /// Whether QoS 1 subscriptions use that queue: the session outlives this connection or has outlived an earlier one.
     uses_queue: bool,
     /// Answers that are due.
     pub(super) answers: VecDeque<PendingReply>,
     pub(super) mapping: MessageMapping,
-    /// Seconds that the session outlives the connection; 0 if it ends with it.
+    /// Seconds that the session outlives the connection; 0 if it ends with the connection.
     expiry: u32,
     pub(super) is_bridge: bool,
-    /// The next tag of a message that is not from the session's queue.
+    /// The next tag for a message that is not from the session's queue.
     pub(super) next_tag: u64,
     end: ConnectionEnd,
-    /// The wall clock's time: messages expire by it, since other servers have written their times.
+    /// The wall clock's time. Expiry times are on it, since other servers write them.
     pub(super) wall: Timestamp,
     pub(super) at: Instant,
 }
 
-/// Whether the connection has to end.
+/// Whether, and why, the connection has to close.
 enum ConnectionEnd {
     None,
-    /// At this time, because a queue of the session was deleted, unless another connection is the reason.
-    Bereft(Instant),
+    /// A queue of the session was deleted. Closes at this time, unless another connection turns out to be the reason.
+    QueueDeleted(Instant),
     Due(CloseReason),
 }
 
@@ -96,33 +96,33 @@ enum ConnectionEnd {
 pub(super) struct SessionQueue {
     pub(super) name: Box<str>,
     pub(super) state: QueueState,
-    /// Whether it was there when the client connected.
+    /// Whether the queue existed when the client connected.
     is_found: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum QueueState {
     Absent,
-    /// By the request with this number.
-    Declared(u64),
-    There,
+    /// Requested, by the request with this number.
+    Declaring(u64),
+    Exists,
 }
 
 impl SessionQueue {
     pub(super) fn is_there(&self) -> bool {
-        self.state == QueueState::There
+        self.state == QueueState::Exists
     }
 
     pub(super) fn is_absent(&self) -> bool {
         self.state == QueueState::Absent
     }
 
-    /// The request that deletes it, if it is there.
+    /// The request that deletes the queue, unless it is absent.
     fn into_delete(self) -> Option<QueueRequest> {
         let Self { name: queue, state, is_found } = self;
         match (state, is_found) {
             (QueueState::Absent, _) => None,
-            // The queue may be of any type.
+            // Another server may have declared it with any type.
             (_, true) => Some(QueueRequest::DeleteIdle { queue }),
             (_, false) => Some(QueueRequest::DeleteUnused { queue }),
         }
@@ -139,9 +139,9 @@ pub(super) struct AdmittedUpstream {
     pub(super) shared_login: UpstreamLogin,
     pub(super) log: LogClient,
     pub(super) mapping: MessageMapping,
-    /// Whether the session's queue is there.
+    /// Whether the session's queue exists.
     pub(super) has_queue: bool,
-    /// Whether the session is one that has lasted: it was found upstream.
+    /// Whether the session was found upstream, and so has outlived a connection.
     pub(super) is_found: bool,
     pub(super) expiry: u32,
     pub(super) is_bridge: bool,
@@ -157,7 +157,7 @@ impl UpstreamSession {
     ) -> Self {
         let AdmittedUpstream { owner, claim, watched, user, uplink, shared_login, log, .. } = admitted;
         let name = queue_name(&owner.client_id, 1).into();
-        let state = if admitted.has_queue { QueueState::There } else { QueueState::Absent };
+        let state = if admitted.has_queue { QueueState::Exists } else { QueueState::Absent };
         Self {
             shared: Arc::clone(shared),
             hub: Arc::clone(hub),
@@ -188,7 +188,7 @@ impl UpstreamSession {
         }
     }
 
-    /// Whether subscriptions of QoS 1 are those of the session's queue.
+    /// Whether QoS 1 subscriptions use the session's queue.
     pub(super) fn uses_queue(&self) -> bool {
         self.uses_queue
     }
@@ -207,8 +207,8 @@ impl UpstreamSession {
         !matches!(self.end, ConnectionEnd::Due(_))
     }
 
-    /// Milliseconds after which the session's queues expire; `None` for never. Those of a resumed session that ends with its
-    /// connection are deleted then.
+    /// `x-expires` of the session's queues, in milliseconds; `None` for never. The queues of a resumed session that now
+    /// ends with its connection are deleted then, so theirs is short.
     pub(super) fn queue_expires(&self) -> Option<u64> {
         let expires = if self.is_persistent_session() { lease(self.expiry) } else { Some(MIN_EXPIRES) };
         expires.map(|expires| expires.min(MAX_EXPIRES))
@@ -218,7 +218,7 @@ impl UpstreamSession {
         matches!(&self.shared.backend, Backend::Upstream(pool) if !pool.is_reachable())
     }
 
-    /// Ends the connection for a reason, unless it ends already.
+    /// Closes the connection for this reason, unless it is closing already.
     pub(super) fn fail(&mut self, reason: ReasonCode, why: &Fault) {
         if self.is_open() {
             tracing::debug!(client = &*self.owner.client_id, user = &*self.user, %reason, %why, "session ends");
@@ -227,18 +227,18 @@ impl UpstreamSession {
         }
     }
 
-    /// A queue of the session was deleted: by an operator, or for the client's connection to another server, of which an
-    /// announcement comes by another way, and may come later.
+    /// Called when a queue of the session was deleted: by an operator, or because the client has connected to another
+    /// server. The announcement of that connection takes another path, and may arrive later.
     pub(super) fn queue_deleted(&mut self) {
         let wait = if self.watched.is_some() { ANNOUNCEMENT_TIMEOUT } else { Duration::ZERO };
         if matches!(self.end, ConnectionEnd::None) {
-            self.end = ConnectionEnd::Bereft(self.at + wait);
+            self.end = ConnectionEnd::QueueDeleted(self.at + wait);
         }
     }
 
-    /// Sends requests, and acts on what the upstream has answered.
+    /// Sends requests, and handles the upstream's answers.
     pub(super) fn take_turn(&mut self, engine: &mut Engine) {
-        if let ConnectionEnd::Bereft(at) = self.end
+        if let ConnectionEnd::QueueDeleted(at) = self.end
             && at <= self.at
         {
             let fault = Fault::new(ReplyCode::NotFound, "the session's queue was deleted");
@@ -266,7 +266,7 @@ impl UpstreamSession {
                 UplinkEvent::Published(then) => self.answers.push_back(then),
                 UplinkEvent::Recorded => self.recorded(engine),
                 UplinkEvent::RecordRefused => self.record_refused(),
-                // A list has it.
+                // The subscription is in a list that has to be written again.
                 UplinkEvent::Unrecorded => self.mark_list_stale(),
                 UplinkEvent::State(event) => self.handle_state(event, engine),
                 UplinkEvent::PublishRefused(fault, unconfirmed) => self.publish_refused(&fault, &unconfirmed),
@@ -282,14 +282,14 @@ impl UpstreamSession {
         self.advance_subscribes();
     }
 
-    /// The tag of the next message that is not from the session's queue.
+    /// The tag for the next message that is not from the session's queue.
     pub(super) fn own_tag(&mut self) -> u64 {
         self.next_tag += 1;
         self.next_tag - 1
     }
 
-    /// The upstream has refused something. Without its exchange the client is disconnected, as by RabbitMQ; returns whether
-    /// that is so.
+    /// Called if the upstream has refused a request. If `mqtt_exchange` is missing, disconnects the client, as RabbitMQ
+    /// does, and returns true.
     pub(super) fn note_refused(&mut self, fault: &Fault) -> bool {
         let is_missing = self.hub.note_refused(&self.owner.vhost, fault);
         if is_missing {
@@ -299,7 +299,8 @@ impl UpstreamSession {
         is_missing
     }
 
-    /// The upstream has refused a message: the client learns that from its answer, if it is known which message it was.
+    /// Handles the refusal of a message: answers it, if it is known which message it was, and otherwise disconnects the
+    /// client.
     fn publish_refused(&mut self, fault: &Fault, unconfirmed: &Unconfirmed) {
         if self.note_refused(fault) {
             return;
@@ -346,7 +347,7 @@ impl MqttSession for UpstreamSession {
         if publish.qos != QoS::AtMostOnce {
             self.shared.metrics.confirms(FrontEnd::Mqtt).wanted.add(1);
         } else if self.is_upstream_gone() {
-            // It must not take the room of messages that have to wait.
+            // A QoS 0 message is dropped, so that it does not take the space of messages that have to wait.
             self.shared.metrics.mqtt_messages_dropped.add(1);
             return Ok(());
         }
@@ -445,10 +446,10 @@ impl MqttSession for UpstreamSession {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        // Without room, nothing is sent by then.
+        // Without capacity in the outbox nothing could be sent at that time.
         let paths = self.paths.next_deadline().filter(|_| self.outbox.has_capacity());
-        let bereft = if let ConnectionEnd::Bereft(at) = self.end { Some(at) } else { None };
-        let deadlines = [self.uplink.next_deadline(), self.pending.next_deadline(), paths, bereft];
+        let close_at = if let ConnectionEnd::QueueDeleted(at) = self.end { Some(at) } else { None };
+        let deadlines = [self.uplink.next_deadline(), self.pending.next_deadline(), paths, close_at];
         deadlines.into_iter().flatten().min()
     }
 
@@ -474,7 +475,7 @@ impl MqttSession for UpstreamSession {
         } = *self;
         drop(live);
         answers.iter().for_each(|then| note_accepted(&mut session, then));
-        // Messages in flight return to the session's queue.
+        // Closing the consumer requeues the messages in flight.
         let in_flight: Vec<u64> = session.in_flight().map(|entry| entry.tag).collect();
         in_flight.into_iter().for_each(|tag| session.forget_in_flight(tag));
         uplink.stop_consuming();
@@ -488,7 +489,7 @@ impl MqttSession for UpstreamSession {
         let is_over = matches!(taken, Some(TakenBy::Clean));
         let delay = end.will_delay().filter(|_| !is_over).unwrap_or_default();
         let mut will = end.will;
-        // Without room for it, the will does not wait.
+        // Above the limit of delayed wills, the will is published at once.
         let share = will.as_ref().filter(|_| !delay.is_zero()).and_then(|will| hub.wills.add(will));
         if share.is_none()
             && let Some(will) = will.take()
@@ -496,14 +497,14 @@ impl MqttSession for UpstreamSession {
             publish_will(&mut uplink, &retained.log, mapping, &will, wall);
         }
         let (expiry, has_queue) = (end.session_expiry, queue.state != QueueState::Absent);
-        // Another server has the queue if it has the client.
+        // If another server has taken the client over, the queue is that server's.
         let mut deletes = Vec::new();
         if expiry == 0 && taken.is_none() {
             deletes.extend(queue.into_delete());
             deletes.extend(state_queue.map(|queue| QueueRequest::DeleteUnused { queue }));
         }
         let (later, published) = match will.zip(share) {
-            // The client has come back in time.
+            // The client has reconnected before its will was due.
             Some(_) if taken.is_some() => (None, None),
             Some((will, share)) => {
                 let (publish_now, fate) = oneshot::channel();
@@ -526,11 +527,11 @@ impl MqttSession for UpstreamSession {
             })
         });
         SessionTeardown { hub, owner, claim, uplink, deletes, leaves: others, left, will: later, watched }
-            .say(at);
+            .start(at);
     }
 }
 
-/// The reason code for a fault of the upstream.
+/// The reason code for an upstream's fault.
 pub(super) fn of_fault(fault: &Fault) -> ReasonCode {
     match fault.code {
         ReplyCode::AccessRefused => ReasonCode::NotAuthorized,
@@ -539,25 +540,26 @@ pub(super) fn of_fault(fault: &Fault) -> ReasonCode {
     }
 }
 
-/// The shortest time after which a queue expires, in milliseconds: RabbitMQ refuses 0, and it is to outlast a consumer that
-/// comes back at once.
+/// The shortest queue expiry, in milliseconds: RabbitMQ refuses 0, and the queue must outlast a consumer that reconnects
+/// at once.
 pub(super) const MIN_EXPIRES: u64 = 60_000;
 
-/// The longest one that RabbitMQ takes.
+/// The longest queue expiry that RabbitMQ accepts, in milliseconds.
 const MAX_EXPIRES: u64 = u32::MAX as u64;
 
-/// How long the connection of a client whose queue was deleted continues: meanwhile it may turn out that another server has it.
+/// How long a client stays connected whose queue was deleted, in case another server's announcement explains the
+/// deletion.
 pub(super) const ANNOUNCEMENT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Tags from here on are of messages that are in no queue of the session; lower ones are delivery tags.
+/// Tags from here on are of messages from no session queue; lower tags are upstream delivery tags.
 const LIVE_TAGS: u64 = 1 << 63;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Every client in front of an upstream has a session, however idle. The allocator rounds its size up to a class, of which
-    /// the next has 1,792 bytes: what few clients need belongs in an [`OnDemand`].
+    /// Each client in front of an upstream has a session, even if idle. The allocator rounds its size up to a size class,
+    /// the next of which has 1,792 bytes: state that few clients need belongs in an [`OnDemand`].
     #[test]
     fn a_session_fits_an_allocation_of_1536_bytes() {
         assert!(size_of::<UpstreamSession>() <= 1536, "{}", size_of::<UpstreamSession>());

@@ -1,4 +1,4 @@
-//! The sessions, groups and retained messages in front of an upstream, as operators see them.
+//! The sessions, groups and retained messages in front of an upstream, for operators.
 
 use broker::Timestamp;
 
@@ -8,21 +8,21 @@ use super::retained::RetainedStatus;
 use crate::clock::Clock;
 use crate::mqtt::session_ownership::Owner;
 
-/// Detached sessions that are looked at before the lock of all sessions is released: some tens of microseconds.
+/// Detached sessions that are listed before the lock of all sessions is released: some tens of microseconds.
 pub(super) const SESSIONS_AT_ONCE: usize = 128;
 
 /// A session without a connection, as far as this process knows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DetachedMqttSession {
-    /// As the client gave it in CONNECT.
+    /// The client identifier in its CONNECT.
     pub client_id: String,
     /// The user that the session belongs to.
     pub user: String,
-    /// The virtual host that its queues are in.
+    /// The virtual host of its queues.
     pub vhost: String,
     /// Number of its subscriptions.
     pub subscriptions: usize,
-    /// Seconds that it outlives its connection; `u32::MAX` forever.
+    /// Seconds that the session outlives its connection; `u32::MAX` forever.
     pub expiry: u32,
     /// The wall clock's time when the connection ended.
     pub since: Timestamp,
@@ -42,7 +42,7 @@ impl DetachedMqttSession {
 }
 
 impl UpstreamHub {
-    /// The groups with members here, in no order.
+    /// The groups with members connected to this server, in no order.
     pub(crate) fn groups(&self) -> Vec<GroupStatus> {
         self.groups.status()
     }

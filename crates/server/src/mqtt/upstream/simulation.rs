@@ -1,5 +1,5 @@
-//! Whole conversations of MQTT clients in front of an upstream, on tokio's paused clock: the upstream is the embedded broker,
-//! and the pool's connections to it are within the process.
+//! Whole conversations of MQTT clients in front of an upstream, on tokio's paused clock. The upstream is the embedded
+//! broker, and the pool's connections to it are in process.
 
 mod persistent_sessions;
 mod subscribing;
@@ -32,10 +32,10 @@ use crate::simulated::{self, InProcessConnector};
 const V5: MqttVersion = MqttVersion::V5;
 const V311: MqttVersion = MqttVersion::V311;
 
-/// The exchange of clients' messages.
+/// The `mqtt_exchange`.
 const EXCHANGE: &str = "amq.topic";
 
-/// Time in which everything happens that waits for no deadline.
+/// A time in which everything happens that waits for no deadline.
 const SOON: Duration = Duration::from_millis(100);
 
 /// An upstream, and a server in front of it.
@@ -69,7 +69,7 @@ impl World {
         Self { upstream, shared, hub, connector, next_id: 1 }
     }
 
-    /// Lets the answers of the upstream through, or keeps them back.
+    /// Passes on the answers of the upstream, or holds them back.
     fn let_answers_through(&self, open: bool) {
         self.connector.let_answers_through(open);
     }
@@ -85,7 +85,7 @@ impl World {
         self.vhost().all_queues().into_iter().find(|queue| **queue.name() == *name)
     }
 
-    /// A queue upstream that has everything that is published to a topic.
+    /// A queue upstream that is bound to a topic.
     fn listen(&self, topic: &str) -> Arc<Queue> {
         let (vhost, session) = (self.vhost(), SessionId(0));
         let declare = QueueDeclare { name: topic, ..QueueDeclare::default() };
@@ -102,21 +102,21 @@ impl World {
         self.vhost().all_queues().into_iter().find(|queue| is_shared(queue.name())).unwrap()
     }
 
-    /// The keys that it is bound by.
+    /// The keys that the shared queue is bound with.
     fn shared_keys(&self) -> Vec<String> {
         let bindings = self.vhost().bindings_to_queue(self.multiplexed_queue().name()).unwrap();
         let of_topics = bindings.into_iter().filter(|binding| &*binding.source == EXCHANGE);
         of_topics.map(|binding| binding.routing_key.to_string()).collect()
     }
 
-    /// Deletes it, as an operator would.
+    /// Deletes the shared queue, like an operator.
     fn delete_shared_queue(&self) {
         let (vhost, queue) = (self.vhost(), self.multiplexed_queue());
         let mut owners = self.connector.connection_ids().map(SessionId);
         assert!(owners.any(|owner| vhost.delete_queue(owner, queue.name(), false, false).is_ok()));
     }
 
-    /// A client that has connected, and sent nothing.
+    /// A client that is connected and has sent nothing.
     fn client(&mut self, version: MqttVersion) -> Client {
         let now = transport::now();
         let (connection, outbox) =
@@ -125,7 +125,7 @@ impl World {
         Client { connection, outbox, version }
     }
 
-    /// A client of 5.0 whose session lasts for `expiry` seconds, and the answer to its CONNECT.
+    /// Connects an MQTT 5.0 client with this session expiry in seconds. Returns the answer to its CONNECT as well.
     async fn connect(&mut self, client_id: &str, clean_start: bool, expiry: u32) -> (Client, Vec<String>) {
         let mut client = self.client(V5);
         client.connect(client_id, clean_start, expiry);
@@ -133,7 +133,7 @@ impl World {
         (client, answer)
     }
 
-    /// A client of 3.1.1 whose session lasts, and the answer to its CONNECT.
+    /// Connects an MQTT 3.1.1 client with a persistent session. Returns the answer to its CONNECT as well.
     async fn resume(&mut self, client_id: &str) -> (Client, Vec<String>) {
         let mut client = self.client(V311);
         client.connect(client_id, false, 0);
@@ -142,7 +142,7 @@ impl World {
     }
 }
 
-/// A client, and the server's end of its connection.
+/// A client, and the server's side of its connection.
 struct Client {
     connection: ClientConnection<MqttConnection>,
     outbox: Arc<Outbox>,
@@ -155,7 +155,7 @@ impl Client {
         self.connect_as(client_id, clean_start, expiry, None);
     }
 
-    /// Sends CONNECT, with a will on `topic` that is delayed by these seconds.
+    /// Sends CONNECT, with a will on `topic` that is delayed by this many seconds.
     fn connect_with_will(&mut self, client_id: &str, topic: &str, delay: u32) {
         let list = PropertyList::new().with(Property::WillDelayInterval(delay));
         let (qos, properties) = (QoS::AtLeastOnce, list.as_properties());
@@ -186,7 +186,7 @@ impl Client {
         self.subscribe_all([filter], qos);
     }
 
-    /// Subscribes to all of these filters by one packet.
+    /// Subscribes to all of these filters in one packet.
     fn subscribe_all<'a>(&mut self, filters: impl IntoIterator<Item = &'a str>, qos: QoS) {
         let mut buffer = Vec::new();
         let options = SubscribeOptions::of_qos(qos);
@@ -219,7 +219,7 @@ impl Client {
         self.send(Packet::Ack(Ack::new(AckKind::PubRel, packet_id, ReasonCode::Success)));
     }
 
-    /// The next answers of one whose state queue is looked at several times, since it is empty.
+    /// The next answers to a client whose state queue is checked several times, since it is empty.
     async fn first_answer(&mut self) -> Vec<String> {
         for _ in 0..30 {
             let answers = self.answers().await;
@@ -230,7 +230,7 @@ impl Client {
         Vec::new()
     }
 
-    /// Lets everybody continue for a while. Returns the packets received.
+    /// Lets all tasks run for a while. Returns the packets received.
     async fn answers(&mut self) -> Vec<String> {
         let mut packets = Vec::new();
         for _ in 0..10 {

@@ -1,17 +1,18 @@
-//! The state of a persistent session, stored upstream so that every server finds it: its subscriptions with their options, and
-//! the messages of QoS 2 that its client has published and not released.
+//! The state of a persistent session, stored upstream so that every server finds it: its subscriptions with their
+//! options, and the QoS 2 messages that its client has published and not released.
 //!
-//! - [`record`]: the messages of a state queue. [`queue`]: the queue, as far as this connection has read and written it.
-//! - [`reading`]: how it is read before the client is admitted. [`keeping`]: how an open connection's session writes it.
-//! - [`stale_consumers`]: how long another connection may keep a client from it.
+//! - [`record`]: the messages of a state queue. [`queue`]: the queue, as this connection has read and written it.
+//! - [`reading`]: reads it before the client is admitted. [`keeping`]: writes it during the connection.
+//! - [`stale_consumers`]: limits the time for which another consumer can keep a client from it.
 //!
-//! A session that needs it has a *state queue* beside its own, a log that is read from its front: a list is the whole state,
-//! and each message behind it a change. A PUBLISH of QoS 2 is sent upstream with its record right behind it on one channel,
-//! and PUBREC is sent when both are confirmed; PUBCOMP when the record of the release is. The connection that has the session
-//! consumes its own records, to remove all in front of a later list.
+//! A session that needs it has a *state queue* besides its message queue. It is a log that is read from its front: a list
+//! is the whole state, and each later record is a change. A QoS 2 PUBLISH is sent upstream directly followed by its
+//! record on the same channel. PUBREC is sent once both are confirmed, and PUBCOMP once the record of the release is. The
+//! session's connection consumes its own records, in order to remove all before a later list.
 //!
-//! Invariants: SUBACK and UNSUBACK are sent when the list is confirmed; at most [`queue`]'s window of records is in the queue,
-//! so that the next connection can read all of it; a record is not a proof of anything but itself, as others may write some.
+//! Invariants: SUBACK and UNSUBACK are sent once the list is confirmed. The queue has at most [`queue`]'s window of
+//! records, so that the next connection can read all of it. A record proves nothing beyond itself, since others may write
+//! records as well.
 
 mod keeping;
 mod queue;

@@ -1,4 +1,4 @@
-//! A client's subscriptions in front of an upstream: live ones, and those of the session's queue.
+//! A client's subscriptions in front of an upstream: live ones, and those that use the session's queue.
 
 use amqp::{Fault, ReplyCode};
 use mqtt::server::ServerConnection as Engine;
@@ -17,11 +17,11 @@ use crate::mqtt::subscriptions::Class;
 /// Cost of an entry of a SUBSCRIBE or UNSUBSCRIBE, in nanoseconds.
 const ENTRY: u32 = 2_000;
 
-/// Cost of a look at a filter whose binding key another one may have, in nanoseconds.
+/// Cost of comparing a filter that may have the same binding key, in nanoseconds.
 const SCANNED_FILTER: u32 = 100;
 
 impl UpstreamSession {
-    /// Asks for the retained messages of SUBSCRIBEs that are bound, and collects those that are there.
+    /// Requests the retained messages of bound SUBSCRIBEs, and collects those that have arrived.
     pub(super) fn advance_subscribes(&mut self) {
         let Self { pending, retained, outbox, at, .. } = self;
         for wait in pending.retained_waits() {
@@ -30,8 +30,8 @@ impl UpstreamSession {
         self.collect_retained();
     }
 
-    /// Handles entries of SUBSCRIBEs and UNSUBSCRIBEs while the turn lasts and the upstream has room. Returns whether there
-    /// were some. A packet is answered once the upstream has done all that its entries need.
+    /// Processes entries of SUBSCRIBEs and UNSUBSCRIBEs as far as the turn and the limit of upstream requests permit.
+    /// Returns whether there were any. A packet is answered once the upstream has answered all requests of its entries.
     pub(super) fn handle_entries(&mut self, engine: &mut Engine) -> bool {
         let mut has_handled = false;
         while self.is_open()
@@ -82,7 +82,7 @@ impl UpstreamSession {
         let (declared, number) = self.bind(class, &key);
         self.pending.begin(filter, number, before);
         match before.map(|before| self.class_of(before.options.qos)) {
-            // Its messages come by the other way until this one is bound.
+            // Its messages come through the other path until this one is bound.
             Some(other) if other != class => {
                 self.paths.add(&key, class);
                 let replaced = self.paths.change(filter, PathChange { number, class });
@@ -109,12 +109,12 @@ impl UpstreamSession {
         }
     }
 
-    /// The way by which messages of a subscription come: the session's queue, if it has one and they are of QoS 1.
+    /// The class of a subscription: the session's queue for QoS 1 and above if the session has one, otherwise live.
     fn class_of(&self, qos: QoS) -> Class {
         if self.uses_queue() { Class::of(qos) } else { Class::Qos0 }
     }
 
-    /// Has live messages of QoS 1 and 2 kept for a client whose subscription gets them as such.
+    /// Requests reliable delivery of live QoS 1 and 2 messages for a subscription that gets them as such.
     fn note_reliable(&self, filter: &str, key: &str) {
         if self.uses_queue() {
             return;
@@ -130,8 +130,7 @@ impl UpstreamSession {
         self.live.set_reliable(key, is_reliable);
     }
 
-    /// Asks the upstream for a binding. Returns the numbers of the requests: for the queue, if it is not there, and for the
-    /// binding.
+    /// Requests a binding. Returns the numbers of the requests: for the queue, unless it exists, and for the binding.
     fn bind(&mut self, class: Class, key: &str) -> (Option<u64>, u64) {
         if class == Class::Qos0 {
             let number = self.pending.next_number();
@@ -144,18 +143,18 @@ impl UpstreamSession {
         (declared, number)
     }
 
-    /// Has the session's queue declared, unless it is there. Returns the number of the request.
+    /// Requests the session's queue, unless it exists. Returns the number of the request.
     pub(super) fn declare_queue(&mut self) -> Option<u64> {
         let queue = self.queue.name.clone();
         (self.queue.state == QueueState::Absent).then(|| {
             let (number, expires) = (self.pending.next_number(), self.queue_expires());
             self.uplink.request(number, QueueRequest::Declare { queue, expires });
-            self.queue.state = QueueState::Declared(number);
+            self.queue.state = QueueState::Declaring(number);
             number
         })
     }
 
-    /// A filter with this key does not need a way any more. Returns the number of the request if its binding is removed.
+    /// Removes a filter's path. Returns the number of the request if that removes a binding.
     fn remove_path(&mut self, key: &str, class: Class) -> Option<u64> {
         if !self.paths.remove(key, class) {
             return None;
@@ -175,7 +174,7 @@ impl UpstreamSession {
         number
     }
 
-    /// A change is not to be made any more.
+    /// Cancels a path change.
     fn give_up(&mut self, key: &str, change: Option<PathChange>) {
         if let Some(change) = change {
             self.remove_path(key, change.class);
@@ -198,7 +197,7 @@ impl UpstreamSession {
         self.pending.forget(filter);
         let is_shared = match &before {
             Some(before) => before.is_shared,
-            // The client may be leaving the group.
+            // The client may still be leaving the group.
             None => {
                 let filter = engine.session().parse_filter(filter, engine.version().is_5());
                 filter.is_ok_and(|filter| filter.group().is_some())
@@ -211,7 +210,8 @@ impl UpstreamSession {
         }
         let Some(before) = before else {
             let key = self.mapping.key(filter);
-            // The queue of a session that another server has served may have the binding. No longer key can be bound.
+            // The queue of a session that another server has served may have the binding. A longer key cannot have been
+            // bound.
             let is_bound =
                 self.queue.is_there() && key.len() <= MAX_SHORT && !self.paths.needs(&key, Class::Qos1);
             let number = is_bound.then(|| self.unbind(&key));
@@ -221,8 +221,8 @@ impl UpstreamSession {
         self.pending.resolve(ReasonCode::Success, number.as_slice(), None);
     }
 
-    /// Ends a subscription that is not shared, and is not the session's any more. Returns the number of the request if its
-    /// binding is removed.
+    /// Ends an ordinary subscription that the session no longer has. Returns the number of the request if that removes a
+    /// binding.
     pub(super) fn end_ordinary(&mut self, filter: &str, ended: Subscription) -> Option<u64> {
         let key = self.mapping.key(filter);
         self.subscriptions.remove(filter);
@@ -241,18 +241,18 @@ impl UpstreamSession {
         let refused = answer.err().and_then(|fault| {
             tracing::debug!(client = &*self.owner.client_id, %fault, "refused by the upstream");
             self.note_refused(&fault);
-            // A queue that another server has declared otherwise is used as it is.
+            // Another server has declared the queue with other arguments; it is used as it is.
             if fault.code == ReplyCode::PreconditionFailed {
                 return None;
             }
             if self.pending.is_restoring(number) {
-                // The session stays for when the client has permission again, as on the embedded broker.
+                // The session is kept for when the client has the permission again, as on the embedded broker.
                 self.fail(of_fault(&fault), &fault);
             }
             Some(of_fault(&fault))
         });
-        if self.queue.state == QueueState::Declared(number) {
-            self.queue.state = if refused.is_none() { QueueState::There } else { QueueState::Absent };
+        if self.queue.state == QueueState::Declaring(number) {
+            self.queue.state = if refused.is_none() { QueueState::Exists } else { QueueState::Absent };
             self.consume(engine);
         }
         match self.pending.answered(number, refused) {
@@ -266,7 +266,7 @@ impl UpstreamSession {
         }
     }
 
-    /// A packet is answered once the list of the session's subscriptions is kept upstream, if it is.
+    /// Makes a packet's answer wait for the list of the session's subscriptions, if there is one.
     fn list(&mut self, packet: u64) {
         if let Some(number) = self.wait_for_list() {
             self.pending.wait_for(packet, number);
@@ -274,14 +274,14 @@ impl UpstreamSession {
         }
     }
 
-    /// The upstream has bound what a subscription needs: its messages come by the new way from now on.
+    /// Handles a granted subscription: its messages come through the new path from now on.
     fn subscribed(&mut self, (number, packet): (u64, u64), subscribed: Subscribed, engine: &mut Engine) {
         let Subscribed { filter, subscription } = subscribed;
         let Some(change) = self.paths.take_changed(&filter, number) else { return };
         engine.session_mut().subscribe(&filter, subscription);
         self.subscriptions.insert(&filter, subscription);
         if change.class == Class::Qos0 {
-            // The messages in the queue are still sent.
+            // Messages that are in the queue already are still sent.
             let key = self.mapping.key(&filter);
             self.remove_path(&key, Class::Qos1);
         } else if let Some(over) = self.paths.linger(&filter, self.at) {
@@ -290,7 +290,7 @@ impl UpstreamSession {
         self.list(packet);
     }
 
-    /// The upstream has refused a subscription. The client is left with the one that it had before.
+    /// Handles a refused subscription: the client keeps the one that it had before.
     fn not_subscribed(
         &mut self,
         number: u64,
@@ -302,7 +302,7 @@ impl UpstreamSession {
         self.mark_list_stale();
         if let Some(change) = self.paths.take_changed(filter, number) {
             self.give_up(&key, Some(change));
-            // Unless the one that it was to replace has been refused as well.
+            // Unless the subscription that it was to replace was refused as well.
             if !matches!(settled, Some(None)) {
                 return;
             }
@@ -325,19 +325,19 @@ impl UpstreamSession {
                     None => {}
                 }
             }
-            // A later request has decided.
+            // A later request decides.
             None => {}
         }
     }
 
-    /// Ends the live subscriptions that have lingered.
+    /// Ends the lingering live subscriptions whose time is over.
     pub(super) fn end_lingering(&mut self) {
         while let Some(filter) = self.paths.next_over(self.at) {
             self.remove_path(&self.mapping.key(&filter), Class::Qos0);
         }
     }
 
-    /// Consumes from the session's queue, if it is there.
+    /// Consumes from the session's queue, if it exists.
     fn consume(&mut self, engine: &Engine) {
         if self.queue.is_there() {
             self.uplink.consume(&self.queue.name, engine.window());
@@ -358,7 +358,7 @@ impl UpstreamSession {
             self.subscriptions.insert(&filter, subscription);
             let class = self.class_of(subscription.options.qos);
             self.paths.add(&key, class);
-            // The session's queue has its bindings.
+            // The session's queue has its bindings already.
             if class == Class::Qos0 {
                 let number = self.pending.next_number();
                 self.live.subscribe(&self.shared, &self.outbox, &key, number);

@@ -1,6 +1,5 @@
-//! The rest of a session's work when its connection has ended: messages in flight return to their queue, the upstream's
-//! answers to the client's messages are awaited, the queue of a session that has ended is deleted, and a will with a delay is
-//! published.
+//! The work after a connection has ended: messages in flight are requeued, the upstream's answers to the client's
+//! messages are awaited, the queues of an ended session are deleted, and a delayed will is published.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,50 +19,50 @@ use crate::mqtt::message::{Incoming, MessageMapping, to_amqp};
 use crate::mqtt::session::PendingReply;
 use crate::mqtt::session_ownership::Owner;
 
-/// Time limit for the upstream to confirm messages, and to take those in flight back: a client that comes back waits for it,
-/// and one that meets an upstream without answers is not to wait for longer than for its own login. As long again for records
-/// that are revoked.
+/// Time limit for the upstream to confirm messages and to requeue those in flight. A reconnecting client waits for this,
+/// and for an unresponsive upstream it should wait no longer than for its own login. The limit applies again to revoking
+/// records.
 pub(super) const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Pauses, in milliseconds, before it is asked again whether a queue has consumers: a quorum queue of RabbitMQ 4 learns that a
-/// channel is closed some milliseconds after its client. One that has consumers all the same expires.
+/// Pauses, in milliseconds, before a queue's consumers are counted again: a quorum queue of RabbitMQ 4 learns of a closed
+/// channel some milliseconds after its client. A queue that still has consumers afterwards is left to expire.
 const IN_USE_PAUSES: [u64; 5] = [10, 20, 40, 80, 160];
 
-/// The work that is left.
+/// The remaining work of an ended connection.
 pub(super) struct SessionTeardown {
     pub(super) hub: Arc<UpstreamHub>,
     pub(super) owner: Arc<Owner>,
     pub(super) claim: Arc<UpstreamClaim>,
-    /// Its consumer is stopped.
+    /// The client's upstream connection, whose consumers are stopped.
     pub(super) uplink: Uplink,
     /// Requests that delete the queues of a session that has ended.
     pub(super) deletes: Vec<QueueRequest>,
-    /// Requests about groups that it leaves.
+    /// Requests for the groups that the session leaves.
     pub(super) leaves: Vec<QueueRequest>,
     /// The session, if it outlives its connection.
     pub(super) left: Option<Box<DetachedUpstream>>,
     pub(super) will: Option<DelayedWill>,
-    /// Until then another server may take the client over.
+    /// Its announcement, by which another server may take the client over until the session is released.
     pub(super) watched: Option<Watched>,
 }
 
-/// A will whose delay has not passed.
+/// A will with a delay.
 pub(super) struct DelayedWill {
     pub(super) due: Instant,
-    /// A message if it is to be published now; closed if it is discarded.
+    /// Receives a message if the will has to be published now; closed if it is discarded.
     pub(super) fate: oneshot::Receiver<()>,
     pub(super) will: StoredWill,
     pub(super) mapping: MessageMapping,
     pub(super) share: WillShare,
-    /// Where it is retained, if it is to be.
+    /// The log in which it is retained, if it is a retained message.
     pub(super) log: LogClient,
 }
 
 impl SessionTeardown {
-    /// Does everything: at once if the upstream is not to answer, otherwise in a task of its own. The session is released
-    /// when its messages are back in their queue, so that another connection finds them in their order, and when it is known
-    /// which messages of QoS 2 it has received.
-    pub(super) fn say(mut self, now: Instant) {
+    /// Does the work: at once if no answer of the upstream is needed, otherwise in its own task. The session is released
+    /// when its messages are requeued, so that the next connection gets them in order, and when it is known which QoS 2
+    /// messages the upstream has.
+    pub(super) fn start(mut self, now: Instant) {
         while let Some(event) = self.uplink.next_event() {
             note(&mut self.left, event);
         }
@@ -88,24 +87,24 @@ impl SessionTeardown {
     async fn run(self, _unfinished: TeardownGuard) {
         let Self { hub, owner, claim, mut uplink, deletes, mut left, will, watched, .. } = self;
         let settled = uplink.settle(|event| note(&mut left, event));
-        // Without an answer, the end of the connection upstream does the same a moment later, except that messages which it
-        // has not confirmed are published again by their client. RabbitMQ may have lost them: a channel that is closed forgets
-        // what a queue without a leader has not taken, while the record of it is in another queue.
+        // Without an answer, closing the upstream connection soon does the same. Only unconfirmed messages are not
+        // resolved: their client publishes them again. RabbitMQ may have lost them while their records are in another
+        // queue: when a channel closes, it drops messages that a queue without a leader has not accepted.
         if tokio::time::timeout(SETTLE_TIMEOUT, settled).await.is_err() {
             let _ = tokio::time::timeout(SETTLE_TIMEOUT, uplink.revoke_unconfirmed()).await;
         }
         let is_taken = || watched.as_ref().and_then(Watched::taken).is_some();
         if !is_taken() {
-            // If one has a consumer by now, that is the client's connection elsewhere.
+            // If a queue has a consumer by now, that is the client's connection to another server.
             for delete in deletes {
                 uplink.request(0, delete);
             }
         }
-        // A deletion that is on its way must not hit the queue of the next connection, however late it is carried out. Without
-        // an answer, the pool notices that the upstream is lost.
+        // A deletion in flight must not hit the next connection's queue, however late it is carried out. If no answer
+        // comes, the pool detects that the upstream is lost.
         let _ = uplink.settle_requests(|event| note(&mut left, event)).await;
         delete_once_unused(&mut uplink, is_taken, &mut left).await;
-        // The will is discarded if its client resumes the session elsewhere, however long after its last connection here.
+        // The will is discarded if the client resumes the session on another server at any time until it is due.
         let hold = will.as_ref().and(watched.as_ref()).map(Watched::hold);
         release(&hub, &owner, &claim, (left, watched));
         let Some(DelayedWill { due, fate, will, mapping, share: _share, log }) = will else { return };
@@ -113,7 +112,7 @@ impl SessionTeardown {
             biased;
             fate = fate => fate.is_ok(),
             () = tokio::time::sleep_until(due.into()) => true,
-            // It is known to this process alone.
+            // Only this process knows the will.
             () = hub.wills.draining() => true,
         };
         drop(hold);
@@ -131,7 +130,7 @@ impl SessionTeardown {
     }
 }
 
-/// Deletes the queues that had consumers when they were to be deleted, if these are gone a moment later.
+/// Deletes the queues that had consumers at the first attempt, if these are gone a moment later.
 async fn delete_once_unused(
     uplink: &mut Uplink,
     is_taken: impl Fn() -> bool,
@@ -144,20 +143,20 @@ async fn delete_once_unused(
         }
         tokio::time::sleep(Duration::from_millis(pause)).await;
         in_use.into_iter().for_each(|queue| uplink.request(0, QueueRequest::DeleteIdle { queue }));
-        // Without an answer, the upstream is lost.
+        // An error means that the upstream is lost.
         let _ = uplink.settle_requests(|event| note(left, event)).await;
     }
 }
 
-/// Notes an event for a session that is left.
+/// Updates a session that outlives its connection by an event.
 fn note(left: &mut Option<Box<DetachedUpstream>>, event: UplinkEvent) {
     if let UplinkEvent::Published(then) = event {
         left.iter_mut().for_each(|left| note_accepted(&mut left.session, &then));
     }
 }
 
-/// Notes that the upstream has confirmed a message, if that is what `then` would tell the client: one of QoS 2 is then not to
-/// be published again.
+/// Records that the upstream has confirmed a message, if `then` is the answer that says so: a QoS 2 message is then not
+/// published again.
 pub(super) fn note_accepted(session: &mut Session, then: &PendingReply) {
     if let PendingReply::Accept { packet_id, .. } = then {
         session.accepted(*packet_id);
@@ -174,7 +173,7 @@ pub(super) fn publish_will(
 ) {
     let properties = will.properties.as_properties();
     let message = Incoming { qos: will.qos, dup: false, retain: will.retain, properties, client_id: None };
-    // They were checked when the client connected.
+    // Both were checked when the client connected.
     let Ok(key) = mapping.routing_key(&will.topic) else { return };
     let Ok(properties) = to_amqp(&message, mapping, now) else { return };
     let mut copies = BlindCopies::default();
@@ -186,7 +185,7 @@ pub(super) fn publish_will(
     uplink.publish(0, &key, &copies.apply(properties), &will.payload, transport::now());
 }
 
-/// Releases the session, of which nothing is kept here if another server has it.
+/// Releases the session; this process remembers nothing of it if another server has taken it over.
 fn release(
     hub: &UpstreamHub,
     owner: &Arc<Owner>,
@@ -203,8 +202,8 @@ fn release(
     leave(hub, owner, user.as_deref(), watched);
 }
 
-/// Gives up the entry by which a connection has heard of its client elsewhere, once the hub has the session that `user` leaves,
-/// if one does: whatever is announced meanwhile is heard of here, and what comes later reaches the hub.
+/// Removes the entry for takeovers after the hub has got the session that `user` leaves, if any. So an announcement is
+/// noticed by the entry before this, and by the hub after it.
 pub(super) fn leave(hub: &UpstreamHub, owner: &Owner, user: Option<&str>, watched: Option<Watched>) {
     if let Some(by) = watched.and_then(Watched::leave)
         && let Some(user) = user

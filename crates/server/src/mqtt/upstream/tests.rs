@@ -21,7 +21,7 @@ use crate::simulated;
 use crate::upstream::client::misses_exchange;
 
 const QUEUE: &str = "mqtt-subscription-meqos1";
-/// Flags and list of no properties.
+/// The encoded flags and list of empty properties.
 const PLAIN: [u8; 2] = [0; 2];
 const WINDOW: u16 = 2;
 
@@ -45,7 +45,7 @@ impl World {
         self.uplink_with(QueueKind::Classic)
     }
 
-    /// A connection whose queues are of this type.
+    /// A connection that declares queues of this type.
     fn uplink_with(&mut self, durable_queue_type: QueueKind) -> Uplink {
         self.clients += 1;
         let config = MqttConfig { durable_queue_type, ..MqttConfig::of_test(Arc::default()) };
@@ -65,9 +65,9 @@ pub(super) fn uplink(shared: &Arc<Shared>, id: u64) -> Uplink {
     Uplink::new(simulated::amqp_client(shared, id, "guest"), &config)
 }
 
-/// Lets both sides continue until there is nothing to do. Returns what has happened.
+/// Runs both sides until they are idle. Returns the events.
 fn settle(uplink: &mut Uplink) -> Vec<String> {
-    // More than an answer of the broker's takes.
+    // More turns than an answer of the broker takes.
     for _ in 0..8 {
         uplink.take_turn(Waker::noop(), Instant::now()).unwrap();
     }
@@ -154,7 +154,7 @@ fn a_message_that_may_not_be_published_is_refused_and_the_next_is_published() {
     world.broker().vhost("/").unwrap().set_topic_permissions("guest", &permissions).unwrap();
     let mut uplink = world.uplink();
     uplink.publish(7, "no", &PLAIN, b"1", Instant::now());
-    // Its answer is behind that of the message before it.
+    // Its answer follows that of the message before it.
     uplink.answer(PendingReply::Refuse { packet_id: 9, reason: ReasonCode::TopicNameInvalid, text: "" });
     assert_eq!(settle(&mut uplink), ["7 refused with 403", "9 0x90 Topic Name invalid"]);
     uplink.publish(8, "ok", &PLAIN, b"2", Instant::now());
@@ -172,7 +172,7 @@ fn a_request_that_is_refused_costs_no_other_its_answer() {
     uplink.request(4, QueueRequest::Bind { queue: queue(), key: "k".into() });
     let expected = ["1 404", "2 done", "3 404", "4 done"];
     assert_eq!(settle(&mut uplink), expected);
-    // The channel was given back, and is opened again.
+    // The channel was closed, and is opened again.
     uplink.request(5, QueueRequest::Find { queue: queue() });
     uplink.request(6, QueueRequest::Unbind { queue: queue(), key: "k".into() });
     uplink.request(7, QueueRequest::Delete { queue: queue() });
@@ -248,14 +248,14 @@ fn a_session_learns_that_its_queue_was_deleted() {
 
 const GROUP: &str = "mqtt-subscription-g/a-shared";
 
-/// The bodies of messages of shared subscriptions, with their consumers and delivery tags.
+/// The bodies of shared subscriptions' messages, with their consumers and delivery tags.
 fn shared(uplink: &mut Uplink) -> Vec<(usize, u64, String)> {
     std::iter::from_fn(|| uplink.take_shared())
         .map(|(consumer, message)| (consumer, message.delivery_tag, message.body.escape_ascii().to_string()))
         .collect()
 }
 
-/// Binds the queue of a group, and consumes from it. Returns the key of the consumer.
+/// Binds a group's queue, and consumes from it. Returns the consumer's key.
 fn join(uplink: &mut Uplink) -> usize {
     uplink.request(1, QueueRequest::Declare { queue: GROUP.into(), expires: Some(60_000) });
     uplink.request(2, QueueRequest::Bind { queue: GROUP.into(), key: "a".into() });
@@ -311,14 +311,14 @@ fn the_queue_of_a_group_stays_while_a_session_marks_it() {
     uplink.stop_shared(consumer, vec![leave()]);
     settle(&mut uplink);
     assert!(has_group(&world));
-    // Its exchange goes with the session's queue.
+    // The group's exchange is auto-deleted with the session's queue.
     uplink.request(5, QueueRequest::Delete { queue: QUEUE.into() });
     uplink.request(6, leave());
     assert_eq!(settle(&mut uplink), ["5 done", "6 done"]);
     assert!(!has_group(&world));
 }
 
-/// Another member leaves between the two requests, and takes the exchange along.
+/// Another member leaves between the two requests, which deletes the exchange.
 #[test]
 fn a_session_marks_a_group_though_the_last_one_that_marked_it_leaves_at_that_moment() {
     let mut world = World::new();
@@ -339,8 +339,8 @@ fn a_session_marks_a_group_though_the_last_one_that_marked_it_leaves_at_that_mom
     let consumer = join(&mut uplink);
     uplink.stop_shared(consumer, vec![leave()]);
     settle(&mut uplink);
-    assert!(has_group(&world), "it is marked");
-    // Neither for a queue that is missing, nor forever.
+    assert!(has_group(&world), "the group's queue is marked by a session");
+    // A missing queue, or an exchange that always vanishes, is not retried forever.
     uplink.request(6, QueueRequest::BindMark { queue: "none".into(), mark: mark() });
     assert_eq!(settle(&mut uplink), ["6 404"]);
     let permissions = Permissions { configure: "^mqtt".to_owned(), ..Permissions::all() };
@@ -374,7 +374,7 @@ fn the_key_of_a_consumer_that_is_gone_is_not_used_again_before_its_event_is_hand
     let mut world = World::new();
     let mut uplink = world.uplink();
     let lost = uplink.consume_shared("none", WINDOW);
-    // Its event waits behind others.
+    // Its event follows others.
     (0..8).for_each(|_| uplink.take_turn(Waker::noop(), Instant::now()).unwrap());
     let next = uplink.consume_shared("none", WINDOW);
     assert_ne!(next, lost);
@@ -401,7 +401,7 @@ fn the_queue_of_a_group_is_left_although_its_consumer_is_gone() {
     assert!(!has_group(&world));
 }
 
-/// RabbitMQ does not delete a quorum queue on the condition that it is unused, and closes the connection.
+/// RabbitMQ does not delete a quorum queue if-unused, and closes the connection instead.
 #[test]
 fn a_queue_that_may_be_a_quorum_queue_is_deleted_once_it_has_no_consumer() {
     let mut world = World::new();
@@ -409,14 +409,14 @@ fn a_queue_that_may_be_a_quorum_queue_is_deleted_once_it_has_no_consumer() {
     declare(&mut quorum);
     let queue = world.broker().vhost("/").unwrap().queue(SessionId(0), QUEUE).unwrap();
     assert_eq!(queue.kind(), QueueKind::Quorum);
-    // Declared otherwise, it is used as it is.
+    // A queue declared with other arguments is used as it is.
     classic.request(1, QueueRequest::Declare { queue: QUEUE.into(), expires: Some(60_000) });
     classic.request(2, QueueRequest::Bind { queue: QUEUE.into(), key: "b".into() });
     assert_eq!(settle(&mut classic), ["1 406", "2 done"]);
     classic.consume(QUEUE, WINDOW);
     settle(&mut classic);
     let delete = || QueueRequest::DeleteUnused { queue: QUEUE.into() };
-    // Requests behind it wait for both of its steps.
+    // Later requests wait for both of its steps.
     quorum.request(3, delete());
     quorum.request(4, QueueRequest::Find { queue: QUEUE.into() });
     assert_eq!(settle(&mut quorum), ["3 done", "4 done"]);
@@ -429,7 +429,7 @@ fn a_queue_that_may_be_a_quorum_queue_is_deleted_once_it_has_no_consumer() {
 }
 
 #[test]
-fn without_the_exchange_the_upstream_says_so() {
+fn a_missing_exchange_is_reported() {
     let world = World::new();
     let config = MqttConfig { exchange: "events".into(), ..MqttConfig::of_test(Arc::default()) };
     let mut uplink = Uplink::new(simulated::amqp_client(&world.shared, 1, "guest"), &config);

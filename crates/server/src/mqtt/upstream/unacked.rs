@@ -1,15 +1,15 @@
-//! The messages of a consumer that are not acknowledged upstream, so that one method acknowledges many.
+//! A consumer's messages that are not acknowledged upstream, so that one method can acknowledge many.
 
 use std::collections::VecDeque;
 
 use amqp::method::basic;
 
-/// The delivery tags of a consumer's messages, until they are acknowledged upstream. The consumer's window bounds them.
+/// The delivery tags of a consumer's messages until they are acknowledged upstream. The prefetch bounds them.
 #[derive(Debug, Default)]
 pub(super) struct UnackedTags {
-    /// In ascending order, each with whether it is to be acknowledged.
+    /// In ascending order, each with whether its acknowledgement is due.
     tags: VecDeque<(u64, bool)>,
-    /// How many are to be acknowledged.
+    /// Number of due acknowledgements.
     due: usize,
 }
 
@@ -19,7 +19,7 @@ impl UnackedTags {
         self.tags.push_back((delivery_tag, false));
     }
 
-    /// A message is to be acknowledged.
+    /// Makes a message's acknowledgement due.
     pub(super) fn acknowledge(&mut self, delivery_tag: u64) {
         let found = self.tags.binary_search_by_key(&delivery_tag, |(tag, _)| *tag);
         if let Some((_, is_due)) = found.ok().and_then(|at| self.tags.get_mut(at)) {
@@ -27,8 +27,8 @@ impl UnackedTags {
         }
     }
 
-    /// Passes the methods that acknowledge what is due to `send`: one for all in front of the first message that is not due,
-    /// and one for each behind it, so that a message that its client leaves unacknowledged does not fill the window.
+    /// Passes the due acknowledgements to `send`: one `multiple` for all before the first message that is not due, and
+    /// one each for those after it. So one unacknowledged message does not fill the window.
     pub(super) fn take_due(&mut self, mut send: impl FnMut(basic::Ack)) {
         let mut last = None;
         while let Some((delivery_tag, _)) = self.tags.pop_front_if(|(_, is_due)| *is_due) {
@@ -70,7 +70,7 @@ mod tests {
     #[test]
     fn messages_acked_in_order_take_one_method_and_no_message_is_acked_twice() {
         let mut unacked = UnackedTags::default();
-        // Another connection of the pool may leave a gap.
+        // A tag may be missing because it went to another connection of the pool.
         [1, 2, 3, 7, 8, 9].into_iter().for_each(|tag| unacked.delivered(tag));
         assert_eq!(due(&mut unacked), [""; 0]);
         [2, 1, 8, 8].into_iter().for_each(|tag| unacked.acknowledge(tag));

@@ -1,4 +1,4 @@
-//! A client's AMQP connection upstream: its channels, and what the upstream answers on them.
+//! A client's upstream connection: its AMQP channels, and the upstream's answers on them.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -19,7 +19,7 @@ use crate::mqtt::session::PendingReply;
 use crate::upstream::client::{AmqpClient, ClientEvent};
 use crate::upstream::confirms::Confirmed;
 
-/// Messages and requests that the upstream has not answered at which the client is no longer read.
+/// Unanswered messages and requests at which the client is no longer read.
 const MAX_UNANSWERED: usize = 1024;
 
 /// Cost of a method of the upstream, in nanoseconds.
@@ -29,21 +29,21 @@ const METHOD: u32 = 300;
 pub(super) struct Uplink {
     client: AmqpClient,
     channels: UplinkChannels,
-    /// Whether the last turn has left messages unread because too many wait.
+    /// Whether the last turn left the upstream unread because too many messages wait.
     is_paused: bool,
 }
 
 struct UplinkChannels {
     publishing: PublishingChannel,
     consumer: SessionConsumer,
-    /// Since the first shared subscription.
+    /// Allocated for the first shared subscription.
     groups: OnDemand<GroupConsumers>,
     requests: QueueRequests,
-    /// Present for a persistent session.
+    /// Allocated for a persistent session.
     state: OnDemand<StateQueue>,
-    /// Messages that were refused, whose records are to be revoked: their client may send them again.
+    /// Refused messages whose records have to be revoked, since their client may send them again.
     refused: Vec<u16>,
-    /// Events that were not taken yet.
+    /// Events that have not been taken.
     events: VecDeque<UplinkEvent>,
 }
 
@@ -52,7 +52,7 @@ struct UplinkChannels {
 pub(super) enum UplinkEvent {
     /// The answer to a message.
     Published(PendingReply),
-    /// The upstream has closed the channel for publishing.
+    /// The upstream has closed the publishing channel.
     PublishRefused(Fault, Unconfirmed),
     /// The answer to the request with this number.
     Answered(u64, Result<(), Fault>),
@@ -62,9 +62,9 @@ pub(super) enum UplinkEvent {
     Group(usize, GroupEvent),
     /// Records were confirmed.
     Recorded,
-    /// The upstream has not taken a record.
+    /// The upstream has refused a record.
     RecordRefused,
-    /// The upstream has not taken the record of a message that is published.
+    /// The upstream has published a message, but refused its record.
     Unrecorded,
     State(StateEvent),
 }
@@ -77,7 +77,7 @@ impl Uplink {
         Self { client, channels, is_paused: false }
     }
 
-    /// Publishes a message. `properties` are flags and list as they are on the wire.
+    /// Publishes a message. `properties` are the encoded flags and list.
     pub(super) fn publish(
         &mut self,
         packet_id: u16,
@@ -90,7 +90,7 @@ impl Uplink {
         channels.publishing.publish(client, packet_id, routing_key, properties, body, now);
     }
 
-    /// Publishes a message (its routing key, properties and body) with its record in the state queue.
+    /// Publishes a message (routing key, properties, body) with its record in the state queue.
     pub(super) fn publish_recorded(
         &mut self,
         packet_id: u16,
@@ -110,28 +110,28 @@ impl Uplink {
         publishing.publish_record(client, number, (queue, record), now);
     }
 
-    /// The session's state queue, to be used. Requests to it are sent in the next turn.
+    /// The session's state queue, allocated if necessary. Its requests are sent in the next turn.
     pub(super) fn state(&mut self) -> &mut StateQueue {
         self.channels.state.made()
     }
 
-    /// The session's state queue, if there was a use for it.
+    /// The session's state queue, if it has been allocated.
     pub(super) fn used_state(&self) -> Option<&StateQueue> {
         self.channels.state.get()
     }
 
-    /// Answers a message that is not published, behind those before it.
+    /// Queues the answer to a message that is not published, after the answers to earlier messages.
     pub(super) fn answer(&mut self, then: PendingReply) {
         let UplinkChannels { publishing, refused, events, .. } = &mut self.channels;
         publishing.answer_behind(then, |then| answer(refused, events, then));
     }
 
-    /// Makes a request, whose answer has this number.
+    /// Adds a request; its answer has this number.
     pub(super) fn request(&mut self, number: u64, request: QueueRequest) {
         self.channels.requests.push(number, request);
     }
 
-    /// The number of consumers of the queue that was found last.
+    /// The consumer count of the queue that was found last.
     pub(super) fn consumers(&self) -> u32 {
         self.channels.requests.consumers()
     }
@@ -161,12 +161,12 @@ impl Uplink {
         self.channels.groups.made().start(&mut self.client, queue, window)
     }
 
-    /// Ends a consumer of a shared subscription; see [`GroupConsumers::cancel`].
+    /// Cancels a shared subscription's consumer; see [`GroupConsumers::cancel`].
     pub(super) fn cancel_shared(&mut self, consumer: usize) {
         self.channels.groups.made().cancel(&mut self.client, consumer);
     }
 
-    /// Stops a consumer of a shared subscription; see [`GroupConsumers::stop`].
+    /// Closes a shared subscription's consumer; see [`GroupConsumers::stop`].
     pub(super) fn stop_shared(&mut self, consumer: usize, then: Vec<QueueRequest>) {
         let UplinkChannels { groups, requests, .. } = &mut self.channels;
         groups.made().stop(&mut self.client, consumer, then, requests);
@@ -184,13 +184,13 @@ impl Uplink {
         }
     }
 
-    /// Whether messages of queues wait for the client.
+    /// Whether messages wait for the client.
     pub(super) fn has_messages(&self) -> bool {
         let UplinkChannels { consumer, groups, .. } = &self.channels;
         consumer.has_messages() || groups.get().is_some_and(GroupConsumers::has_messages)
     }
 
-    /// Whether nothing is consumed, and no message is unacknowledged.
+    /// Whether there is no consumer, and no unacknowledged message.
     pub(super) fn is_stopped(&self) -> bool {
         let UplinkChannels { consumer, groups, state, .. } = &self.channels;
         consumer.is_stopped()
@@ -206,10 +206,10 @@ impl Uplink {
         }
     }
 
-    /// Sends what is to be sent, and takes what the upstream has answered. `waker` is woken when that is due again.
+    /// Sends pending methods and handles the upstream's answers. `waker` is woken when the next turn is due.
     ///
     /// # Errors
-    /// The fault that ends the connection upstream.
+    /// The fault that ends the upstream connection.
     pub(super) fn take_turn(&mut self, waker: &Waker, now: Instant) -> Result<(), Fault> {
         self.client.handle_nudge(waker, now)?;
         self.channels.publishing.rest(&mut self.client, now);
@@ -242,8 +242,8 @@ impl Uplink {
         }
     }
 
-    /// Whether the upstream is read. The answers that the client waits for come behind messages: it may not take these before
-    /// it has those.
+    /// Whether the upstream is read. While answers are outstanding it is read even if many messages wait: the client may
+    /// not take those before it has answers that follow them.
     fn is_reading(&self) -> bool {
         let UplinkChannels { consumer, groups, state, .. } = &self.channels;
         let is_full = consumer.is_full() || groups.get().is_some_and(GroupConsumers::is_full);
@@ -253,7 +253,7 @@ impl Uplink {
             || groups.get().is_some_and(GroupConsumers::is_changing)
     }
 
-    /// Whether another turn reads what the last one has left.
+    /// Whether another turn would read what the last one left unread.
     pub(super) fn can_resume(&self) -> bool {
         self.is_paused && self.is_reading()
     }
@@ -267,23 +267,23 @@ impl Uplink {
         event
     }
 
-    /// Whether the client may be read. If not, the waker is woken when it is worth asking again.
+    /// Whether the client may be read. If not, the waker is woken when that may have changed.
     pub(super) fn has_capacity(&self) -> bool {
         self.client.has_capacity()
             && self.channels.publishing.unconfirmed() + self.channels.requests.len() < MAX_UNANSWERED
     }
 
-    /// Whether everything has been answered.
+    /// Whether all messages and requests have been answered.
     pub(super) fn is_settled(&self) -> bool {
         self.channels.publishing.unconfirmed() == 0 && self.channels.requests.len() == 0
     }
 
-    /// Whether requests have no answer.
+    /// Whether requests are unanswered.
     pub(super) fn has_requests(&self) -> bool {
         self.channels.requests.len() > 0
     }
 
-    /// The latest time for [`Self::take_turn`].
+    /// The latest time at which to call [`Self::take_turn`].
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let UplinkChannels { publishing, state, .. } = &self.channels;
         let of_state = state.get().and_then(StateQueue::next_deadline);
@@ -291,16 +291,16 @@ impl Uplink {
         deadlines.into_iter().flatten().min()
     }
 
-    /// Waits until everything has been answered and nothing is consumed. Events are passed to `each`.
+    /// Waits until everything is answered and nothing is consumed. Events are passed to `each`.
     ///
     /// # Errors
-    /// The fault that ends the connection upstream.
+    /// The fault that ends the upstream connection.
     pub(super) async fn settle(&mut self, each: impl FnMut(UplinkEvent)) -> Result<(), Fault> {
         self.until(|uplink| uplink.is_settled() && uplink.is_stopped(), each).await
     }
 
-    /// Revokes the records of messages that the upstream has not confirmed, and waits until that is confirmed: the next
-    /// connection of the client must not take them for messages that the upstream has.
+    /// Revokes the records of unconfirmed messages, and waits until that is confirmed: the client's next connection must
+    /// not treat these messages as published.
     ///
     /// # Errors
     /// As [`Self::settle`].
@@ -311,7 +311,7 @@ impl Uplink {
         if refused.len() == before {
             return Ok(());
         }
-        // Their answers come too late to be reported.
+        // It is too late to report the other answers.
         self.until(|uplink| uplink.channels.publishing.has_answered_records(), drop).await
     }
 
@@ -340,7 +340,7 @@ impl Uplink {
         .await
     }
 
-    /// Ends the connection upstream: what was published is still passed on.
+    /// Ends the upstream connection. Published messages are still forwarded.
     pub(super) fn end(&mut self, now: Instant) {
         self.channels.requests.send(&mut self.client);
         self.channels.consumer.send(&mut self.client);
@@ -404,7 +404,7 @@ impl UplinkChannels {
 }
 
 impl UplinkChannels {
-    /// Sends what is due for shared subscriptions and the state queue.
+    /// Sends pending methods of shared subscriptions and of the state queue.
     fn send_parts(&mut self, client: &mut AmqpClient, now: Instant) {
         if let Some(groups) = self.groups.get_mut() {
             groups.send(client);
@@ -415,8 +415,8 @@ impl UplinkChannels {
         }
     }
 
-    /// Publishes that the records of refused messages are void. It goes in front of the end of the state queue's consumer: the
-    /// next connection must not take such a message for one that it has.
+    /// Publishes records that revoke those of refused messages. Must precede closing the state queue's consumer: the next
+    /// connection must not treat such a message as published.
     fn revoke_refused(&mut self, client: &mut AmqpClient, now: Instant) {
         let Self { publishing, state, refused, .. } = self;
         let refused = std::mem::take(refused);

@@ -1,4 +1,4 @@
-//! The messages of a forwarder: read from the local queues, and settled there.
+//! A forwarder's messages: reads them from the local queues, and settles them there.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,29 +12,29 @@ use sync::work;
 
 use super::{Forwarder, Taken};
 
-/// Backlogs whose next message is on disk that are asked for it in one call.
+/// Backlogs with their next message on disk that one call requests a message from.
 const ASKED_AT_ONCE: usize = 16;
 
-/// Nanoseconds charged for a message that is read.
+/// Nanoseconds charged for reading a message.
 const READ: u32 = 300;
-/// Nanoseconds charged for one that moves to a backlog or is parked, which writes it again.
+/// Nanoseconds charged for moving a message to a backlog or parking it, which writes it again.
 const MOVE: u32 = 2_000;
 
-/// Bytes of records that a forwarder without a connection may have, for the age of the oldest message of each local queue.
+/// Bytes of records that a forwarder without a connection may hold, to know the age of each local queue's oldest message.
 const UNCONNECTED: usize = 64 << 10;
 
-/// Why messages could not be moved.
+/// The reasons why messages could not be moved.
 const NO_PARKED: &str = "no local queue for parked messages";
 const PARKING_FULL: &str = "parked messages take the user's share of half of spool_max_bytes; they have to be forwarded again or dropped";
 const NO_BACKLOG: &str = "no local queue for messages that wait for their destination";
 
-/// Messages by what is to be done with them, gathered so that each queue is locked once.
+/// Settled messages by outcome, gathered so that each queue is locked once.
 #[derive(Default)]
 struct Batches {
-    /// Messages that have left, by queue.
+    /// Messages that have been forwarded or parked, by queue.
     done: Vec<(Arc<Queue>, Vec<Delivery>)>,
     released: Vec<(Arc<Queue>, Vec<Delivery>)>,
-    /// Messages of the main queue for a backlog, in order.
+    /// Messages to move from the main queue to a backlog, in order.
     moving: Vec<(BacklogId, Vec<Delivery>)>,
 }
 
@@ -53,7 +53,7 @@ fn add_of(batches: &mut Vec<(Arc<Queue>, Vec<Delivery>)>, Taken { from, delivery
 }
 
 impl Forwarder {
-    /// Reads messages of the local queues as far as they are wanted; returns their number.
+    /// Reads messages of the local queues as far as they are needed; returns their number.
     pub(super) fn fill(&mut self, now: Instant) -> usize {
         let (mut count, at) = (0, self.local.timestamp(now));
         while self.forwarding.wants_more() && (self.may_load() || self.free_memory(now)) {
@@ -107,7 +107,7 @@ impl Forwarder {
         count
     }
 
-    /// Returns whether it is parked.
+    /// Parks a record that cannot be decoded. Returns whether it is parked.
     fn park_unknown(&mut self, taken: Taken, bytes: Bytes, reason: &str, at: Timestamp) -> bool {
         let Taken { from, delivery } = taken;
         let size = bytes.len() as u64;
@@ -129,7 +129,7 @@ impl Forwarder {
         }
     }
 
-    /// Whether another message may be in memory. As long as this forwarder has any, it comes to ask again.
+    /// Whether another message may be held in memory. A forwarder that holds messages asks again when they are settled.
     fn may_load(&self) -> bool {
         let allows = || match &self.share {
             Some(_) => self.local.loaded().allows(self.loaded),
@@ -138,12 +138,13 @@ impl Forwarder {
         !self.is_draining() && self.failure.is_none() && (self.loaded == 0 || allows())
     }
 
-    /// Whether another message may be in memory once those have left it that only wait for their destination.
+    /// Returns messages that only wait for their destination from memory to their backlogs. Returns whether another
+    /// message may be held then.
     fn free_memory(&mut self, now: Instant) -> bool {
         if self.is_draining() || self.failure.is_some() || !self.forwarding.free_memory() {
             return false;
         }
-        // Before any of their backlogs is read again: they have their places there.
+        // Must precede reading from their backlogs, in which they get back their positions.
         let has_settled = self.settle(now);
         self.has_settled |= has_settled;
         self.may_load()
@@ -154,7 +155,7 @@ impl Forwarder {
         self.local.loaded().changed(self.loaded, before);
     }
 
-    /// The next message that is to be published on a channel.
+    /// The next message to publish on a channel.
     pub(in crate::spool) fn next_to_publish(
         &mut self,
         channel: ForwardingChannel,
@@ -167,14 +168,14 @@ impl Forwarder {
             if let Some(envelope) = self.forwarding.poll_publish(channel, now) {
                 return Some(envelope);
             }
-            // Messages that go to a backlog, or are parked, leave nothing to publish.
+            // Messages that are moved to a backlog or parked do not have to be published.
             if self.fill(now) == 0 || work::is_turn_over() {
                 return None;
             }
         }
     }
 
-    /// Whether a channel is of use.
+    /// Whether a channel is needed.
     pub(in crate::spool) fn wants_channel(&self, channel: ForwardingChannel) -> bool {
         self.forwarding.wants_channel(channel)
     }
@@ -203,12 +204,12 @@ impl Forwarder {
         now: Instant,
     ) {
         self.heard(now);
-        // Without room to park it the message waits like others for its destination: nothing else is held up by it.
+        // If it cannot be parked, the message waits like others for its destination, and delays nothing else.
         let at = self.local.has_parking_capacity(&self.queue).then(|| self.local.timestamp(now).0);
         self.forwarding.nacked(channel, delivery_tag, multiple, now, at);
     }
 
-    /// The upstream has closed a channel because of a message. Returns false if none was in flight.
+    /// Handles the closing of a channel because of a message. Returns false if no message was in flight on it.
     pub(in crate::spool) fn refused(
         &mut self,
         channel: ForwardingChannel,
@@ -225,8 +226,8 @@ impl Forwarder {
         true
     }
 
-    /// Does in the local queues what has been decided about messages. Returns whether anything was since the last call: there
-    /// may be room for others after that.
+    /// Applies decisions about messages to the local queues. Returns whether there were any since the last call, which
+    /// may have freed capacity.
     pub(in crate::spool) fn settle(&mut self, now: Instant) -> bool {
         let at = self.local.timestamp(now);
         let (mut batches, mut has_changed) = (Batches::default(), std::mem::take(&mut self.has_settled));
@@ -237,7 +238,7 @@ impl Forwarder {
                     self.queue.forwarded.fetch_add(1, Ordering::Relaxed);
                     add_of(&mut batches.done, taken);
                 }
-                // After a failure it is redelivered, and refused again.
+                // After a failure it is released; it will be read and refused again.
                 Settled::Parked(_, taken, _) if self.failure.is_some() => {
                     add_of(&mut batches.released, taken)
                 }
@@ -260,7 +261,7 @@ impl Forwarder {
         self.count_loaded();
         self.queue.deferred.store(self.forwarding.deferred(), Ordering::Relaxed);
         self.queue.set_oldest(self.forwarding.oldest());
-        if self.queue.parks_nothing() && self.queue.messages() == 0 {
+        if self.queue.waits_for_parking() && self.queue.messages() == 0 {
             self.local.can_park(&self.queue);
         }
         if has_changed {
@@ -296,14 +297,14 @@ impl Forwarder {
         }
     }
 
-    /// A message cannot be parked, and returns.
+    /// Handles a message that cannot be parked for lack of space: requeues it.
     fn parking_is_full(&mut self, from: &Queue, delivery: Delivery, at: Timestamp) {
         self.local.cannot_park(&self.queue);
         self.failed(from, vec![delivery], failure(PARKING_FULL), at);
     }
 
-    /// A local queue has not taken messages of another, to which they return. Decisions about later ones do not hold any
-    /// more: the connection ends, and the forwarder begins again.
+    /// Handles messages that could not be moved between local queues: requeues them. Decisions about later messages are
+    /// void: the connection ends, and the forwarder starts again.
     fn failed(&mut self, from: &Queue, deliveries: Vec<Delivery>, failure: Fault, at: Timestamp) {
         from.requeue(deliveries, Returned::Released, at);
         if self.failure.is_none() {
@@ -313,16 +314,17 @@ impl Forwarder {
         }
     }
 
-    /// After a failure of a local queue, whose error is returned: releases all messages, and begins with what the queues have.
-    pub(super) fn begin_anew(&mut self, now: Instant) -> Option<Fault> {
+    /// After a failure of a local queue: releases all messages, starts again with the queues' content, and returns the
+    /// failure.
+    pub(super) fn restart(&mut self, now: Instant) -> Option<Fault> {
         self.failure.as_ref()?;
         self.release_all(now);
         self.restore();
         self.failure.take()
     }
 
-    /// Begins with what the local queues have if an operator drops messages, or some cannot be read any more. To be called
-    /// without a connection.
+    /// Starts again with the queues' content if an operator drops messages, or if some have become unreadable. Must be
+    /// called without a connection.
     pub(super) fn apply_operator_requests(&mut self, now: Instant) {
         let Some(purges) = self.queue.take_purges() else { return };
         self.release_all(now);
@@ -330,7 +332,7 @@ impl Forwarder {
         self.restore();
         self.settle(now);
         for asked in purges {
-            // One that does not wait any more needs no answer.
+            // Fails if the caller has stopped waiting.
             let _ = asked.try_send(count);
         }
     }
@@ -340,7 +342,7 @@ impl Forwarder {
         self.settle(now);
     }
 
-    /// Begins with what the local queues have.
+    /// Starts again with the local queues' content.
     fn restore(&mut self) {
         for (_, backlog) in self.queue.backlogs() {
             if backlog.message_count() == 0 {
@@ -370,7 +372,7 @@ impl Forwarder {
         work::charge(MOVE, deliveries.len());
         let main = Arc::clone(self.queue.queue());
         if self.failure.is_some() {
-            // Earlier ones are in the main queue again.
+            // Earlier messages have been requeued in the main queue.
             return main.requeue(deliveries, Returned::Released, at);
         }
         let queue = match self.local_queue_of(backlog) {
@@ -383,7 +385,7 @@ impl Forwarder {
         }
     }
 
-    /// The local queue of a backlog, which is created for its first message.
+    /// The local queue of a backlog, created for its first message.
     fn local_queue_of(&mut self, backlog: BacklogId) -> Result<Arc<Queue>, Fault> {
         if let Some(queue) = self.backlogs.get(&backlog) {
             return Ok(Arc::clone(queue));

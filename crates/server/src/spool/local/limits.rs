@@ -10,68 +10,67 @@ use super::{LocalSpool, SpoolQueue};
 use crate::alarms::{Blocked, Resource};
 use crate::spool::ForwardingMode;
 
-/// Bytes of records that all forwarders together have in memory, but for [`MIN_LOADED`] of each.
+/// The maximum of bytes of records that all forwarders hold in memory, apart from [`MIN_LOADED`] of each.
 const MAX_LOADED: usize = 128 << 20;
 
-/// Bytes that a forwarder with a connection may always have, so that each gets on: over 100 ms they are 2,500 messages of 1 KiB
-/// a second.
+/// Bytes that a forwarder with a connection may always hold, so that each makes progress: at a round trip of 100 ms,
+/// 2,500 messages of 1 KiB a second.
 const MIN_LOADED: usize = 256 << 10;
 
-/// A share of the limit in bytes by which the spool has to fall below it before publishers continue, so that they are not
-/// blocked again by the next message.
+/// The fraction of the limit by which the spool has to fall below it before publishers continue, so that the next message
+/// does not block them again.
 const MARGIN: u64 = 20;
 
-/// The share of the limit in bytes that parked messages may take: half. The rest is for users whose messages the upstream
-/// takes.
+/// The fraction of the limit for parked messages: half. The rest is for users whose messages the upstream accepts.
 const PARKED_SHARE: u64 = 2;
 
-/// The share that the messages of a user in a virtual host may take of what parked messages and those of the others leave of
-/// the limit in bytes: three quarters. So one whose messages are not forwarded takes 75% at most, one after it three
-/// quarters of the rest, and there is some left for any number of others. The same holds for the parked messages of a user,
-/// within the half that parked messages may take.
+/// The share of a user in a virtual host: three quarters of the bytes that parked messages and the other users leave of
+/// the limit. So a user whose messages are not forwarded takes at most 75%, the next one three quarters of the rest, and
+/// some is left for any number of others. The same holds for a user's parked messages, within the half for parked
+/// messages.
 const USER_SHARE: (u64, u64) = (3, 4);
 
-/// The share of one user of what the others leave, in bytes.
+/// The share of one user, in bytes, of what the others leave.
 fn user_share(left: u64) -> u64 {
     let (numerator, denominator) = USER_SHARE;
     left / denominator * numerator
 }
 
-/// The memory for messages on their way. Forwarders without a connection have one message each.
+/// The memory for loaded messages. Forwarders without a connection hold one message each.
 #[derive(Default)]
 pub(in crate::spool) struct LoadedBytes {
     total: AtomicUsize,
-    /// Forwarders with a connection, which share it.
+    /// Number of forwarders with a connection, which share it.
     forwarders: AtomicUsize,
 }
 
 impl LoadedBytes {
-    /// A forwarder has this much in memory now, and had that much before.
+    /// Called when a forwarder's bytes in memory have changed to `now` from `before`.
     pub(in crate::spool) fn changed(&self, now: usize, before: usize) {
         self.total.fetch_add(now, Ordering::Relaxed);
         self.total.fetch_sub(before, Ordering::Relaxed);
     }
 
-    /// Whether a forwarder that has `own` bytes in memory may have more.
+    /// Whether a forwarder that holds `own` bytes may load more.
     pub(in crate::spool) fn allows(&self, own: usize) -> bool {
         let share = MAX_LOADED / self.forwarders.load(Ordering::Relaxed).max(1);
         own < MIN_LOADED || (own < share && self.total.load(Ordering::Relaxed) < MAX_LOADED)
     }
 
-    /// Bytes that all forwarders have in memory.
+    /// Bytes that all forwarders hold.
     #[cfg(test)]
     pub(in crate::spool) fn total(&self) -> usize {
         self.total.load(Ordering::Relaxed)
     }
 
-    /// A forwarder has a connection until the result is dropped.
+    /// Counts a forwarder with a connection, until the result is dropped.
     pub(in crate::spool) fn connected(self: &Arc<Self>) -> LoadingShare {
         self.forwarders.fetch_add(1, Ordering::Relaxed);
         LoadingShare(Arc::clone(self))
     }
 }
 
-/// A share of the memory for messages on their way.
+/// A forwarder's count among those with a connection, until it is dropped.
 pub(in crate::spool) struct LoadingShare(Arc<LoadedBytes>);
 
 impl Drop for LoadingShare {
@@ -87,13 +86,14 @@ impl LocalSpool {
         u64::try_from(waiting).unwrap_or(0) + self.parked().bytes()
     }
 
-    /// Bytes that the messages of a queue may take before its publishers are blocked, while the others have what they have.
+    /// The maximum of bytes for a queue's messages before its publishers are blocked, given the other queues' present
+    /// bytes.
     pub(super) fn max_bytes(&self, queue: &SpoolQueue) -> u64 {
         let others = self.all_bytes().saturating_sub(bytes_of(queue));
         user_share(self.config().max_bytes.saturating_sub(others))
     }
 
-    /// Bytes that the parked messages of a queue take, and may take while those of the others take what they do.
+    /// Bytes of a queue's parked messages, and their maximum given the other queues' present parked bytes.
     fn parked_share(&self, queue: &SpoolQueue) -> (u64, u64) {
         let own = self.parked().bytes_of(queue.vhost(), queue.user());
         let others = self.parked().bytes().saturating_sub(own);
@@ -106,9 +106,10 @@ impl LocalSpool {
         own < max
     }
 
-    /// A message of a queue cannot be parked for want of room. It waits, and so do the queue's publishers and no others.
+    /// Called when a message cannot be parked for lack of space. It waits, and only the queue's own publishers are
+    /// blocked.
     pub(in crate::spool) fn cannot_park(&self, queue: &SpoolQueue) {
-        if !queue.set_parks_nothing(true) {
+        if !queue.set_waits_for_parking(true) {
             let (vhost, user) = (queue.vhost(), queue.user());
             let (bytes, max) = self.parked_share(queue);
             tracing::warn!(
@@ -122,40 +123,40 @@ impl LocalSpool {
         self.check_age(queue);
     }
 
-    /// A message of a queue has been parked, or none waits any more: nothing of it waits for room.
+    /// Called when a queue's message has been parked, or none waits any more: no message waits for parking space.
     pub(in crate::spool) fn can_park(&self, queue: &SpoolQueue) {
-        if queue.parks_nothing() {
-            queue.set_parks_nothing(false);
+        if queue.waits_for_parking() {
+            queue.set_waits_for_parking(false);
             self.check_age(queue);
         }
     }
 
-    /// Lets a queue continue once there is room for parked messages.
+    /// Resumes a queue once its messages can be parked again.
     fn check_parking(&self, queue: &SpoolQueue) {
-        if !queue.parks_nothing() {
+        if !queue.waits_for_parking() {
             return;
         }
         let (own, max) = self.parked_share(queue);
         if own < max && own <= max - max / MARGIN {
-            queue.set_parks_nothing(false);
+            queue.set_waits_for_parking(false);
             queue.retry();
         }
     }
 
-    /// A record of this number of bytes has been given to a queue, or will be at once.
+    /// Counts a record of this size that a queue has accepted, or is about to accept.
     pub(in crate::spool) fn accepted(&self, queue: &SpoolQueue, bytes: u64, at: u64) {
         queue.accepted_at(at);
         queue.add_bytes(bytes as i64);
         self.bytes.fetch_add(bytes as i64, Ordering::Relaxed);
     }
 
-    /// Records of this number of bytes have left a queue.
+    /// Subtracts records of this size that have left a queue.
     pub(in crate::spool) fn left(&self, queue: &SpoolQueue, bytes: u64) {
         queue.add_bytes(-(bytes as i64));
         self.bytes.fetch_sub(bytes as i64, Ordering::Relaxed);
     }
 
-    /// Takes account of messages that could not be read from this disk any more. To be called now and then.
+    /// Subtracts messages that have become unreadable on this disk. Called periodically.
     pub(in crate::spool) fn count_unreadable(&self) {
         for queue in self.queues() {
             let backlogs = queue.backlogs();
@@ -168,14 +169,14 @@ impl LocalSpool {
             tracing::error!(vhost, user, bytes, "unreadable spooled messages dropped");
             self.left(&queue, bytes);
             if of_backlogs > 0 {
-                // It counts the messages of backlogs.
-                queue.begin_anew();
+                // The forwarder has counted the messages of backlogs, and has to count them again.
+                queue.request_restart();
             }
         }
     }
 
-    /// Called after each change of the bytes of a queue: checks what they may change. Ages, and the shares of the others, are
-    /// checked now and then.
+    /// Called after each change of a queue's bytes: checks the limits that depend on it. Ages, and the other queues'
+    /// shares, are checked periodically.
     pub(in crate::spool) fn changed(&self, queue: &SpoolQueue) {
         let is_full = self.all_bytes() >= self.config().max_bytes;
         if is_full || self.alarms.is_raised(Resource::Spool) || self.alarms.is_raised(Resource::Draining) {
@@ -184,15 +185,15 @@ impl LocalSpool {
         self.check_share(queue);
     }
 
-    /// Messages return to a queue by an operator's hand: in a spool that is drained, which others pass, publishers wait for
-    /// them.
+    /// Called when an operator has messages forwarded again. In a drained spool publishers publish directly; they have to
+    /// wait again until these messages have been forwarded.
     pub(in crate::spool) fn reopened(&self) {
         if self.mode() == ForwardingMode::Draining {
             self.alarms.raise(Resource::Draining);
         }
     }
 
-    /// Blocks publishers, or lets them continue, according to the limits. Takes time in proportion to the number of queues.
+    /// Checks all limits, and blocks or unblocks publishers. Takes time in proportion to the number of queues.
     pub(in crate::spool) fn check_limits(&self) {
         for queue in self.queues() {
             self.check_parking(&queue);
@@ -218,10 +219,10 @@ impl LocalSpool {
         }
     }
 
-    /// Blocks the publishers of a queue whose oldest message is too old, or cannot be parked, and no others: perhaps nobody has
-    /// logged in for it.
+    /// Blocks the publishers of a queue whose oldest message is too old or cannot be parked. Other queues are not
+    /// affected, since the reason may be that no client of this user has logged in.
     fn check_age(&self, queue: &SpoolQueue) {
-        if queue.has_failed() || queue.parks_nothing() {
+        if queue.has_failed() || queue.waits_for_parking() {
             queue.alarms.raise(Resource::Spool);
             return;
         }
@@ -244,7 +245,7 @@ impl LocalSpool {
         }
     }
 
-    /// Blocks the publishers of a queue whose messages take more than its share, or lets them continue.
+    /// Blocks the publishers of a queue that exceeds its share, or unblocks them.
     fn check_share(&self, queue: &SpoolQueue) {
         let (bytes, max) = (bytes_of(queue), self.max_bytes(queue));
         let (vhost, user) = (queue.vhost(), queue.user());
@@ -272,7 +273,7 @@ impl LocalSpool {
         }
     }
 
-    /// A queue's forwarder has panicked: nobody would forward what its publishers are confirmed.
+    /// Called when a queue's forwarder has panicked: its publishers are blocked, since nobody forwards their messages.
     pub(in crate::spool) fn forwarder_failed(&self, queue: &SpoolQueue) {
         let (vhost, user) = (queue.vhost(), queue.user());
         tracing::error!(vhost, user, "spool forwarder failed: publishers blocked until restart");
@@ -295,25 +296,25 @@ impl LocalSpool {
         self.mode() == ForwardingMode::Draining && self.is_empty()
     }
 
-    /// Connections that are blocked because of the spool.
+    /// Number of connections blocked by the spool's alarms.
     pub(in crate::spool) fn blocked_connections(&self) -> usize {
         let of_queues: usize = self.queues().iter().map(|queue| queue.alarms.blocked_connections()).sum();
         self.alarms.blocked_connections() + of_queues
     }
 
-    /// Registers a publisher as blocked, as far as a limit of the spool or of its queue is exceeded.
+    /// Registers a blocked publisher, if a limit of the spool or of its queue is exceeded.
     pub(in crate::spool) fn block(
         &self,
         queue: &SpoolQueue,
         outbox: &Arc<Outbox>,
     ) -> Option<(Blocked, &'static str)> {
-        if !self.alarms.stand() && !queue.alarms.stand() {
+        if !self.alarms.any_raised() && !queue.alarms.any_raised() {
             return None;
         }
         self.alarms.block(outbox).or_else(|| queue.alarms.block(outbox))
     }
 
-    /// Measures the rates, an interval after the call before.
+    /// Measures the rates. `interval` is the time since the last call.
     pub(in crate::spool) fn measure(&self, interval: Duration) {
         for queue in self.queues() {
             let (accepted, forwarded) = &mut *queue.rates.lock();
@@ -323,7 +324,7 @@ impl LocalSpool {
     }
 }
 
-/// Bytes of the records of a queue.
+/// Bytes of a queue's records.
 fn bytes_of(queue: &SpoolQueue) -> u64 {
     u64::try_from(queue.bytes()).unwrap_or(0)
 }

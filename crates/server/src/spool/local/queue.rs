@@ -16,13 +16,13 @@ use sync::AtomicWaker;
 use super::rate::Rate;
 use crate::alarms::Alarms;
 
-/// Stands for a queue without messages.
+/// `oldest` of a queue without messages.
 const NO_MESSAGE: u64 = u64::MAX;
 
-/// Why nothing is forwarded after the forwarder has panicked.
+/// The reason why nothing is forwarded after the forwarder has panicked.
 const FAILED: &str = "its forwarder has failed; restart Leveret";
 
-/// The messages of one user in one virtual host: a main queue, and backlogs for destinations that take none at present.
+/// The messages of one user in one virtual host: a main queue, and backlogs for destinations that accept none at present.
 pub(crate) struct SpoolQueue {
     vhost: Box<str>,
     user: Box<str>,
@@ -30,34 +30,34 @@ pub(crate) struct SpoolQueue {
     backlogs: Mutex<Vec<LocalBacklog>>,
     /// Wakes the forwarder when there are messages, credentials or a drain.
     waker: Arc<AtomicWaker>,
-    /// Bytes of records that are in the queues. Below zero for a moment if a message has left before it was counted.
+    /// Bytes of records in the queues. Briefly negative if a message leaves before it is counted.
     bytes: AtomicI64,
-    /// When the oldest message was accepted, in milliseconds since 1970, as far as the forwarder knows.
+    /// When the oldest message that the forwarder knows was accepted, in milliseconds since 1970.
     oldest: AtomicU64,
-    /// Messages that it was given since the start.
+    /// Messages accepted since the start.
     pub(super) accepted: AtomicU64,
     pub(in crate::spool) forwarded: AtomicU64,
     pub(in crate::spool) parked: AtomicU64,
     /// Messages that wait for their destination.
     pub(in crate::spool) deferred: AtomicU64,
-    /// Set when parked messages are to be tried again; cleared by the forwarder.
+    /// Set when parked messages are forwarded again; cleared by the forwarder.
     is_requeued: AtomicBool,
-    /// When it was first seen without messages and clients; `None` while it has any.
+    /// When it was first found without messages and clients; `None` while it has any.
     unused_since: Mutex<Option<Instant>>,
-    /// Set when it has been removed: its forwarder ends.
+    /// Set when it has been removed, which ends its forwarder.
     is_removed: AtomicBool,
     /// Set when its forwarder has panicked, until the process ends.
     has_failed: AtomicBool,
-    /// Set when a message of it could not be parked for want of room, until there is some.
-    parks_nothing: AtomicBool,
-    /// Callers that wait for the forwarder to return and drop all messages, and to report how many.
+    /// Set when a message could not be parked for lack of space, until there is some.
+    waits_for_parking: AtomicBool,
+    /// Callers that wait for the forwarder to drop all messages, and to report their number.
     purges: Mutex<Vec<SyncSender<u64>>>,
-    /// Set when the forwarder is to give back all messages and to begin with what the local queues have, until it does.
-    begins_anew: AtomicBool,
+    /// Set until the forwarder has released all messages and started again with the local queues' content.
+    needs_restart: AtomicBool,
     login: Mutex<ForwarderLogin>,
-    /// Raised while its oldest message is too old, one cannot be parked, or its messages take more than their share.
+    /// Raised while its oldest message is too old, a message cannot be parked, or its messages exceed their share.
     pub(in crate::spool) alarms: Arc<Alarms>,
-    /// How fast messages are accepted, and forwarded.
+    /// The rates at which messages are accepted and forwarded.
     pub(super) rates: Mutex<(Rate, Rate)>,
 }
 
@@ -65,25 +65,25 @@ pub(crate) struct SpoolQueue {
 struct LocalBacklog {
     name: BacklogName,
     queue: Arc<Queue>,
-    /// Set when it has become empty: the log position after which its messages are on disk wherever they have gone. Deleted
-    /// earlier, it would take them along in a crash.
+    /// Set when it has become empty: the log position after which its former messages are on disk elsewhere. If it were
+    /// deleted before that, a crash could lose them.
     emptied: Option<Lsn>,
 }
 
-/// Credentials of a user that are known at once: that of the last client whose login was accepted may be an old password from
-/// the pool's memory, while the one before still works.
+/// The maximum of a user's credentials that are kept. The last accepted login may have used an old password that the pool
+/// still remembers, while the one before works.
 const MAX_CREDENTIALS: usize = 4;
 
 #[derive(Default)]
 struct ForwarderLogin {
-    /// The different credentials that the upstream has accepted, the last ones first, or one that an unverified client has
-    /// presented. Those that the upstream has refused since then are behind the others.
+    /// Distinct credentials that the upstream has accepted, most recent first, or ones of an unverified client. Those
+    /// that the upstream has refused since come last.
     credentials: VecDeque<Arc<Credentials>>,
-    /// How many of them were refused to the forwarder one after the other.
+    /// Number of credentials that the upstream has refused to the forwarder in a row.
     refused: usize,
     /// Number of logins that may let the forwarder continue.
     logins: u64,
-    /// Why nothing is being forwarded.
+    /// The reason why nothing is being forwarded.
     trouble: Option<Box<str>>,
 }
 
@@ -105,16 +105,16 @@ impl SpoolQueue {
             unused_since: Mutex::default(),
             is_removed: AtomicBool::new(false),
             has_failed: AtomicBool::new(false),
-            parks_nothing: AtomicBool::new(false),
+            waits_for_parking: AtomicBool::new(false),
             purges: Mutex::default(),
-            begins_anew: AtomicBool::new(false),
+            needs_restart: AtomicBool::new(false),
             login: Mutex::default(),
             alarms: Arc::default(),
             rates: Mutex::default(),
         }
     }
 
-    /// Adds a backlog that a restart has found.
+    /// Adds a backlog that was found at the start.
     pub(super) fn restore_backlog(&self, name: BacklogName, queue: Arc<Queue>) {
         self.add_bytes(bytes_of(&queue));
         self.add_backlog(name, queue);
@@ -124,7 +124,7 @@ impl SpoolQueue {
         self.backlogs.lock().push(LocalBacklog { name, queue, emptied: None });
     }
 
-    /// A backlog has become empty, and may be deleted once everything up to a log position is on disk.
+    /// Called when a backlog has become empty: it may be deleted once the log is on disk up to `until`.
     pub(super) fn backlog_emptied(&self, queue: &Arc<Queue>, until: Lsn) {
         let mut backlogs = self.backlogs.lock();
         if let Some(backlog) = backlogs.iter_mut().find(|backlog| Arc::ptr_eq(&backlog.queue, queue)) {
@@ -132,8 +132,8 @@ impl SpoolQueue {
         }
     }
 
-    /// Takes back a backlog that has become empty and is not deleted yet: two for one destination would not tell after a crash
-    /// which of their messages come first.
+    /// Reuses an empty backlog that has not been deleted. If a destination had two backlogs, the order of their messages
+    /// would be unknown after a crash.
     pub(super) fn reuse_backlog(&self, name: &BacklogName) -> Option<Arc<Queue>> {
         let mut backlogs = self.backlogs.lock();
         let backlog = backlogs.iter_mut().find(|backlog| backlog.name == *name)?;
@@ -141,7 +141,7 @@ impl SpoolQueue {
         Some(Arc::clone(&backlog.queue))
     }
 
-    /// Removes the empty backlogs that may be deleted now that everything up to `durable` is on disk.
+    /// Removes and returns the empty backlogs that may be deleted with the log on disk up to `durable`.
     pub(super) fn take_emptied(&self, durable: Lsn) -> Vec<Arc<Queue>> {
         let mut backlogs = self.backlogs.lock();
         let emptied =
@@ -161,54 +161,55 @@ impl SpoolQueue {
         !self.backlogs.lock().is_empty()
     }
 
-    /// Messages in all its queues.
+    /// Number of messages in all its queues.
     pub(in crate::spool) fn messages(&self) -> u64 {
         let backlogs = self.backlogs();
         let queues = backlogs.iter().map(|(_, queue)| queue).chain([&self.queue]);
         queues.map(|queue| queue.view()).map(|view| view.ready + view.unacknowledged).sum()
     }
 
-    /// Parked messages are in the queue again.
+    /// Called when parked messages have been moved back to the queue.
     pub(in crate::spool) fn requeued(&self) {
         self.is_requeued.store(true, Ordering::Release);
         self.waker.wake();
     }
 
-    /// Whether that has happened since the last call.
+    /// Whether [`Self::requeued`] was called since the last call.
     pub(in crate::spool) fn take_requeued(&self) -> bool {
         self.is_requeued.load(Ordering::Relaxed) && self.is_requeued.swap(false, Ordering::Acquire)
     }
 
-    /// Has the forwarder give back and drop all messages. The result receives their number.
+    /// Requests that the forwarder drops all messages. The result receives their number.
     pub(in crate::spool) fn ask_for_purge(&self) -> Receiver<u64> {
         let (sender, answer) = sync_channel(1);
         self.purges.lock().push(sender);
-        self.begin_anew();
+        self.request_restart();
         answer
     }
 
-    /// Has the forwarder give back all messages and begin with what the local queues have.
-    pub(super) fn begin_anew(&self) {
-        self.begins_anew.store(true, Ordering::Release);
+    /// Requests that the forwarder releases all messages and starts again with the local queues' content.
+    pub(super) fn request_restart(&self) {
+        self.needs_restart.store(true, Ordering::Release);
         self.waker.wake();
     }
 
-    /// Whether the forwarder is to do so.
-    pub(in crate::spool) fn begins_anew(&self) -> bool {
-        self.begins_anew.load(Ordering::Acquire)
+    /// Whether [`Self::request_restart`] was requested.
+    pub(in crate::spool) fn needs_restart(&self) -> bool {
+        self.needs_restart.load(Ordering::Acquire)
     }
 
-    /// Called by the forwarder when it does: returns those who wait for a purge. `None` if nobody wants that.
+    /// Called by the forwarder when it starts again: returns the callers that wait for a purge. `None` if there was no
+    /// request.
     pub(in crate::spool) fn take_purges(&self) -> Option<Vec<SyncSender<u64>>> {
-        if !self.begins_anew() {
+        if !self.needs_restart() {
             return None;
         }
         let mut purges = self.purges.lock();
-        self.begins_anew.store(false, Ordering::Release);
+        self.needs_restart.store(false, Ordering::Release);
         Some(std::mem::take(&mut purges))
     }
 
-    /// Notes whether it is unused now. Returns whether it has been for as long as `max`.
+    /// Records whether it is unused now. Returns whether it has been for as long as `max`.
     pub(super) fn note_unused(&self, is_unused: bool, now: Instant, max: Duration) -> bool {
         let mut since = self.unused_since.lock();
         if !is_unused {
@@ -218,30 +219,30 @@ impl SpoolQueue {
         now.saturating_duration_since(*since.get_or_insert(now)) >= max
     }
 
-    /// It is removed: its forwarder ends.
+    /// Marks it as removed, which ends its forwarder.
     pub(super) fn remove(&self) {
         self.is_removed.store(true, Ordering::Release);
         self.waker.wake();
     }
 
-    /// Whether it has been removed, and nothing comes to it any more.
+    /// Whether it has been removed, so that nothing is added any more.
     pub(in crate::spool) fn is_removed(&self) -> bool {
         self.is_removed.load(Ordering::Acquire)
     }
 
-    /// Its forwarder has panicked.
+    /// Called when its forwarder has panicked.
     pub(super) fn fail(&self) {
         self.has_failed.store(true, Ordering::Release);
     }
 
-    /// Whether it waits for room for parked messages.
-    pub(in crate::spool) fn parks_nothing(&self) -> bool {
-        self.parks_nothing.load(Ordering::Acquire)
+    /// Whether it waits for parking space.
+    pub(in crate::spool) fn waits_for_parking(&self) -> bool {
+        self.waits_for_parking.load(Ordering::Acquire)
     }
 
-    /// Returns whether it did so before.
-    pub(super) fn set_parks_nothing(&self, parks_nothing: bool) -> bool {
-        self.parks_nothing.swap(parks_nothing, Ordering::AcqRel)
+    /// Returns the earlier value.
+    pub(super) fn set_waits_for_parking(&self, waits_for_parking: bool) -> bool {
+        self.waits_for_parking.swap(waits_for_parking, Ordering::AcqRel)
     }
 
     /// Lets a forwarder continue that waits for a login.
@@ -250,7 +251,7 @@ impl SpoolQueue {
         self.waker.wake();
     }
 
-    /// Whether its forwarder is there.
+    /// Whether its forwarder is running.
     pub(in crate::spool) fn has_forwarder(&self) -> bool {
         !self.has_failed() && !self.is_removed()
     }
@@ -286,19 +287,19 @@ impl SpoolQueue {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// When the oldest message was accepted, in milliseconds since 1970, as far as that is known.
+    /// When the oldest message was accepted, in milliseconds since 1970, if known.
     pub(super) fn oldest(&self) -> Option<u64> {
         Some(self.oldest.load(Ordering::Relaxed)).filter(|oldest| *oldest != NO_MESSAGE)
     }
 
-    /// A message was accepted at this time.
+    /// Called when a message was accepted at this time.
     pub(super) fn accepted_at(&self, at: u64) {
         self.accepted.fetch_add(1, Ordering::Relaxed);
         self.oldest.fetch_min(at, Ordering::Relaxed);
     }
 
-    /// The forwarder knows when the oldest message was accepted. If it knows of none while there are messages, as after a lost
-    /// connection, the time stays as it was.
+    /// Called by the forwarder with the time of the oldest message. If it knows none although there are messages, as
+    /// after a lost connection, the old time is kept.
     pub(in crate::spool) fn set_oldest(&self, at: Option<u64>) {
         if at.is_none() && (self.oldest().is_none() || self.messages() > 0) {
             return;
@@ -306,10 +307,10 @@ impl SpoolQueue {
         self.oldest.store(at.unwrap_or(NO_MESSAGE), Ordering::Relaxed);
     }
 
-    /// The upstream has accepted a client's credentials.
+    /// Called when the upstream has accepted a client's credentials.
     pub(in crate::spool) fn logged_in(&self, credentials: Arc<Credentials>) {
         let mut login = self.login.lock();
-        // Counted in any case: the forwarder may be waiting for the upstream's answer to other credentials.
+        // Always counted, since the forwarder may be waiting for the upstream's answer to other credentials.
         login.logins += 1;
         let is_first = login.credentials.front().is_some_and(|first| **first == *credentials);
         if is_first && login.trouble.is_none() {
@@ -323,7 +324,7 @@ impl SpoolQueue {
         self.waker.wake();
     }
 
-    /// A client has presented credentials about which the upstream has not decided. They are used if there are no others.
+    /// Adds credentials that the upstream has not decided about. They are used only if there are no others.
     pub(in crate::spool) fn offer_login(&self, credentials: &Arc<Credentials>) {
         let mut login = self.login.lock();
         login.logins += 1;
@@ -338,13 +339,13 @@ impl SpoolQueue {
         self.login.lock().credentials.front().cloned()
     }
 
-    /// The upstream has accepted the forwarder's credentials.
+    /// Called when the upstream has accepted the forwarder's credentials.
     pub(in crate::spool) fn login_accepted(&self) {
         self.login.lock().refused = 0;
     }
 
-    /// The upstream has refused the forwarder's credentials permanently. Returns whether there are others to be tried before it
-    /// waits.
+    /// Called when the upstream has permanently refused the forwarder's credentials. Returns whether there are others to
+    /// try before it waits.
     pub(in crate::spool) fn login_refused(&self, credentials: &Credentials) -> bool {
         let mut login = self.login.lock();
         let Some(at) = login.credentials.iter().position(|known| **known == *credentials) else {
@@ -371,7 +372,7 @@ impl SpoolQueue {
         self.login.lock().trouble.clone()
     }
 
-    /// Remembers why nothing is being forwarded, or that nothing prevents it. Returns whether that is news.
+    /// Sets the reason why nothing is forwarded, or clears it. Returns whether that is a change.
     pub(in crate::spool) fn set_trouble(&self, trouble: Option<&str>) -> bool {
         let mut login = self.login.lock();
         let is_new = login.trouble.as_deref() != trouble;
@@ -382,7 +383,7 @@ impl SpoolQueue {
     }
 }
 
-/// Bytes of the records of a queue from which nothing has been taken.
+/// Bytes of a queue's records, before any has been taken from it.
 fn bytes_of(queue: &Queue) -> i64 {
     i64::try_from(queue.view().ready_bytes).unwrap_or(i64::MAX)
 }

@@ -9,11 +9,11 @@ pub(in crate::spool) struct Rate {
     rate: f64,
 }
 
-/// The share of the last interval in the rate.
+/// The weight of the last interval in the rate.
 const WEIGHT: f64 = 0.3;
 
 impl Rate {
-    /// The total is this, an interval after the call before.
+    /// Updates the rate by the new total. `interval` is the time since the last call.
     pub(in crate::spool) fn measure(&mut self, total: u64, interval: Duration) {
         let last = total.saturating_sub(self.total) as f64 / interval.as_secs_f64();
         self.total = total;

@@ -9,29 +9,29 @@ use super::{LocalSpool, SpoolQueue};
 pub struct SpoolStatus {
     /// The virtual host upstream.
     pub vhost: Box<str>,
-    /// The user who has published the messages, and as whom they are forwarded.
+    /// The user who published the messages, and as whom they are forwarded.
     pub user: Box<str>,
     /// Messages that the upstream has not confirmed.
     pub messages: u64,
     /// Bytes of their records.
     pub bytes: u64,
-    /// Bytes that they may take before publishers are blocked, as long as the others have what they have.
+    /// The maximum of these bytes before publishers are blocked, given the other queues' present bytes.
     pub max_bytes: u64,
-    /// Seconds since the oldest of them was accepted.
+    /// Seconds since the oldest message was accepted.
     pub oldest_seconds: Option<u64>,
-    /// Messages among them that wait for their destination, as the upstream has nacked one for it, or refused one permanently.
+    /// Messages that wait for their destination, because the upstream has nacked or refused a message for it.
     pub deferred: u64,
-    /// Messages that have been accepted a second, lately.
+    /// Recently accepted messages per second.
     pub accept_rate: f64,
-    /// Messages that the upstream has confirmed a second, lately.
+    /// Recently confirmed messages per second.
     pub forward_rate: f64,
-    /// Messages that have been accepted since the start.
+    /// Messages accepted since the start.
     pub accepted: u64,
     /// Messages that the upstream has confirmed since the start.
     pub forwarded: u64,
-    /// Messages that it has refused permanently since the start.
+    /// Messages that the upstream has refused permanently since the start.
     pub parked: u64,
-    /// Why nothing is being forwarded, if something prevents it.
+    /// The reason why nothing is forwarded, if something prevents it.
     pub trouble: Option<Box<str>>,
 }
 

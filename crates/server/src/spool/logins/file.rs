@@ -1,6 +1,6 @@
 //! The file of remembered logins.
 //!
-//! It has one line for each user, virtual host and secret: `1`, the time in milliseconds since 1970, the number of iterations,
+//! It has one line per user, virtual host and secret: `1`, the time in milliseconds since 1970, the number of iterations,
 //! and in Base64 the salt, the hash, the virtual host and the user.
 
 use std::fmt::Write as _;
@@ -35,7 +35,7 @@ impl LoginLine {
         let _ = writeln!(out, "1 {accepted_at} {iterations} {salt} {hash} {vhost} {user}");
     }
 
-    /// Reads a line; one of another release, or a damaged one, is as good as none.
+    /// Parses a line; `None` for one of another release or a damaged one.
     pub(super) fn parse(line: &str) -> Option<Self> {
         let parts: Vec<&str> = line.split(' ').collect();
         let ["1", accepted_at, iterations, salt, hash, vhost, user] = parts[..] else { return None };
@@ -53,7 +53,7 @@ impl LoginLine {
     }
 }
 
-/// Reads the file; nothing if there is none. A file that others may read is closed to them.
+/// Reads the file; empty if it does not exist. If other users can read it, its permissions are restricted.
 pub(super) fn read(path: &Path) -> io::Result<Vec<LoginLine>> {
     let mut file = match File::open(path) {
         Ok(file) => file,

@@ -1,4 +1,4 @@
-//! Hashes of credentials: a fast keyed one for the memory of this process, and a slow salted one for the disk.
+//! Hashes of credentials: a fast keyed one in this process's memory, and a slow salted one for the disk.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -9,28 +9,28 @@ use amqp::{Credentials, Mechanism};
 use aws_lc_rs::{constant_time, hmac, pbkdf2, rand};
 use tokio::sync::Semaphore;
 
-/// OWASP's figure for PBKDF2 with HMAC-SHA-512 (Password Storage Cheat Sheet, 2023).
+/// OWASP's recommendation for PBKDF2 with HMAC-SHA-512 (Password Storage Cheat Sheet, 2023).
 const ITERATIONS: NonZeroU32 = NonZeroU32::new(210_000).unwrap();
 
-/// More than anybody would have set, and a bound on the work that a line of the file can ask for.
+/// A bound on the work that a line of the file can cause, above any sensible setting.
 pub(super) const MAX_ITERATIONS: u32 = 10_000_000;
 
 const SALT_BYTES: usize = 16;
 const HASH_BYTES: usize = 32;
 
-/// Whether a client with these credentials can be recognised when it presents them again: a user name and a password, by either
-/// mechanism that carries these. The identity of the others is proven by something else.
+/// Whether these credentials can be recognised when they are presented again: a user name and a password, in either
+/// mechanism that carries these. Other mechanisms prove the identity by other means.
 pub(super) fn can_be_remembered(credentials: &Credentials) -> bool {
     matches!(credentials.mechanism, Mechanism::Plain | Mechanism::AmqPlain)
         && credentials.authorize_as.is_none()
 }
 
-/// Stands for a user name and a password in the memory of this process. Its key is random, so that the time that a comparison
-/// takes says nothing about a password.
+/// Identifies a user name and password in this process's memory. Its key is random, so that the duration of a comparison
+/// reveals nothing about a password.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(in crate::spool) struct Fingerprint([u8; 32]);
 
-/// The parameters of a slow hash. All secrets of a user share one salt, so that one run compares a password with all of them.
+/// The parameters of a slow hash. All secrets of a user share a salt, so that one hash is compared with all of them.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct HashParameters {
     pub(super) iterations: NonZeroU32,
@@ -42,21 +42,21 @@ pub(super) struct HashParameters {
 pub(super) struct SecretHash(pub(super) [u8; HASH_BYTES]);
 
 impl SecretHash {
-    /// Takes as long, wherever the first difference is.
+    /// Compares in constant time.
     pub(super) fn is(&self, other: &Self) -> bool {
         constant_time::verify_slices_are_equal(&self.0, &other.0).is_ok()
     }
 }
 
 impl HashParameters {
-    /// With a new salt. `None` if the system has no random bytes.
+    /// New parameters with a random salt. `None` if the system has no random bytes.
     pub(super) fn new() -> Option<Self> {
         let mut salt = [0; SALT_BYTES];
         rand::fill(&mut salt).ok()?;
         Some(Self { iterations: ITERATIONS, salt })
     }
 
-    /// Whether they are those that new ones would have, apart from the salt.
+    /// Whether they equal new ones, apart from the salt.
     pub(super) fn are_current(&self) -> bool {
         self.iterations == ITERATIONS
     }
@@ -70,12 +70,12 @@ impl HashParameters {
     }
 }
 
-/// Computes hashes; of the slow ones one at a time.
+/// Computes hashes, slow ones one at a time.
 pub(super) struct Hasher {
     /// The key of fingerprints.
     key: hmac::Key,
     one_at_a_time: Arc<Semaphore>,
-    /// Slow hashes so far.
+    /// Number of slow hashes so far.
     #[cfg(test)]
     pub(super) runs: Arc<AtomicU64>,
 }
@@ -83,7 +83,7 @@ pub(super) struct Hasher {
 impl Hasher {
     pub(super) fn new() -> Self {
         let mut key = [0; 32];
-        // Without random bytes the process could not have made a TLS session or a salt either.
+        // Without random bytes, neither TLS sessions nor salts could have been created.
         let _ = rand::fill(&mut key);
         Self {
             key: hmac::Key::new(hmac::HMAC_SHA256, &key),
@@ -93,7 +93,8 @@ impl Hasher {
         }
     }
 
-    /// The same for both mechanisms; no user name and password can pass for another pair.
+    /// The same for both mechanisms. The encoding is unambiguous, so that no other user name and password yield the same
+    /// input.
     pub(super) fn fingerprint(&self, credentials: &Credentials) -> Fingerprint {
         let user = credentials.username.as_bytes();
         let mut context = hmac::Context::with_key(&self.key);
@@ -105,8 +106,8 @@ impl Hasher {
         Fingerprint(fingerprint)
     }
 
-    /// The slow hash. A run ends on its thread, and the next one waits for it, even if the caller goes away. `None` if the
-    /// runtime is shutting down.
+    /// The slow hash. It is computed to its end on its thread, even if the caller is dropped, and the next one waits.
+    /// `None` if the runtime is shutting down.
     pub(super) async fn hash(
         &self,
         parameters: HashParameters,

@@ -7,8 +7,8 @@ use amqp::Credentials;
 use super::file::LoginLine;
 use super::hashing::{Fingerprint, HashParameters, SecretHash};
 
-/// Secrets that are remembered for a user, those that were accepted last. Passwords are replaced now and then, and clients with
-/// tokens have one each.
+/// The maximum of secrets per user; the most recently accepted are kept. Passwords are replaced now and then, and clients
+/// with tokens have one each.
 pub(super) const MAX_SECRETS: usize = 8;
 
 /// The secrets of a user that the upstream has accepted.
@@ -20,25 +20,25 @@ pub(super) struct UserLogins {
 struct AcceptedSecret {
     /// Set once a client has presented the secret to this process.
     fingerprint: Option<Fingerprint>,
-    /// Set once it has been computed, or read from the file.
+    /// Set once the hash has been computed, or read from the file.
     hash: Option<SecretHash>,
     /// The credentials, from their acceptance until there is a hash.
     unhashed: Option<Arc<Credentials>>,
     vhosts: Vec<Acceptance>,
 }
 
-/// The upstream has accepted a secret in a virtual host.
+/// The upstream's acceptance of a secret in a virtual host.
 struct Acceptance {
     vhost: Box<str>,
     /// When, in milliseconds since 1970.
     at: u64,
-    /// The same in the file.
+    /// The time in the file.
     written_at: Option<u64>,
-    /// The number of that answer of the upstream in this process; 0 for one from the file.
+    /// The number of the upstream's answer in this process; 0 if it is from the file.
     answer: u64,
 }
 
-/// A password whose slow hash is missing.
+/// A password whose slow hash has to be computed.
 pub(super) struct Unhashed {
     pub(super) user: Box<str>,
     pub(super) fingerprint: Fingerprint,
@@ -46,14 +46,14 @@ pub(super) struct Unhashed {
     pub(super) credentials: Arc<Credentials>,
 }
 
-/// How a presented secret compares with those of its user.
+/// The result of comparing a presented secret with the user's known ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Known {
-    /// It is one of them, and was accepted after the given time.
+    /// It is known, and was accepted recently enough.
     Fresh,
-    /// It is none of them, or was accepted too long ago, or in another virtual host.
+    /// It is unknown, or was accepted too long ago or in another virtual host.
     No,
-    /// Only the slow hash can tell.
+    /// Only the slow hash can decide.
     MustBeHashed,
 }
 
@@ -62,12 +62,12 @@ impl UserLogins {
         Self { parameters, secrets: Vec::new() }
     }
 
-    /// Adds what a line of the file says; one with another salt than those before it is skipped.
+    /// Adds a line of the file; one with another salt than earlier lines is skipped.
     pub(super) fn add_line(&mut self, line: LoginLine, now: u64) {
         if line.parameters != self.parameters {
             return;
         }
-        // The clock may have been ahead when it was written.
+        // The clock may have been ahead when the line was written.
         let at = line.accepted_at.min(now);
         let acceptance = Acceptance { vhost: line.vhost, at, written_at: Some(line.accepted_at), answer: 0 };
         let is_same = |secret: &AcceptedSecret| secret.hash.is_some_and(|hash| hash.is(&line.hash));
@@ -83,8 +83,8 @@ impl UserLogins {
         self.secrets.iter_mut().find(|secret| secret.fingerprint == Some(fingerprint))
     }
 
-    /// The upstream has accepted a secret. Returns whether its time is to be written to the file, which has it as it was more
-    /// than `rewritten_after` milliseconds ago.
+    /// Records the acceptance of a secret. Returns whether the file has to be written: it has an acceptance that is older
+    /// by more than `rewritten_after` milliseconds, or none.
     pub(super) fn accepted(
         &mut self,
         (fingerprint, credentials): (Fingerprint, &Arc<Credentials>),
@@ -115,7 +115,7 @@ impl UserLogins {
         }
     }
 
-    /// Forgets the secret that was accepted longest ago, if there are as many as may be.
+    /// Forgets the secret with the oldest acceptance, if the maximum is reached.
     fn evict_oldest(&mut self) {
         if self.secrets.len() < MAX_SECRETS {
             return;
@@ -127,12 +127,12 @@ impl UserLogins {
         }
     }
 
-    /// Whether any secret was accepted at `since` or later, in this virtual host or in any.
+    /// Whether any secret was accepted since `since`, in this virtual host or in any.
     pub(super) fn has_any(&self, vhost: Option<&str>, since: u64) -> bool {
         self.secrets.iter().any(|secret| secret.is_fresh(vhost, since))
     }
 
-    /// Whether this secret was accepted at `since` or later, in this virtual host or in any.
+    /// Compares a secret, with `since` as the oldest acceptance, in this virtual host or in any.
     pub(super) fn compare(&self, fingerprint: Fingerprint, vhost: Option<&str>, since: u64) -> Known {
         let known = self.secrets.iter().find(|secret| secret.fingerprint == Some(fingerprint));
         if known.is_some_and(|secret| secret.is_fresh(vhost, since)) {
@@ -141,12 +141,12 @@ impl UserLogins {
         let is_unknown = |secret: &AcceptedSecret| secret.fingerprint.is_none();
         let must_be_hashed =
             self.secrets.iter().any(|secret| is_unknown(secret) && secret.is_fresh(vhost, since));
-        // One that has a hash has been compared with the others.
+        // A secret with a hash has been compared with the others already.
         let is_compared = known.is_some_and(|secret| secret.hash.is_some());
         if must_be_hashed && !is_compared { Known::MustBeHashed } else { Known::No }
     }
 
-    /// A presented secret has this hash. Returns whether it is one of these.
+    /// Records a presented secret's hash. Returns whether the secret is a known one.
     pub(super) fn record_hash(&mut self, fingerprint: Fingerprint, hash: SecretHash) -> bool {
         let has_hash = |secret: &AcceptedSecret| secret.hash.as_ref().is_some_and(|other| other.is(&hash));
         let has_fingerprint = |secret: &AcceptedSecret| secret.fingerprint == Some(fingerprint);
@@ -169,14 +169,14 @@ impl UserLogins {
         true
     }
 
-    /// Forgets what the upstream had accepted of a secret before its `answer`th answer. Returns whether there was anything.
+    /// Forgets acceptances of a secret before the upstream's answer number `answer`. Returns whether there were any.
     pub(super) fn forget(&mut self, fingerprint: Fingerprint, vhost: Option<&str>, answer: u64) -> bool {
         let Some(secret) = self.find(fingerprint) else { return false };
         let is_refused = |acceptance: &Acceptance| acceptance.concerns(vhost) && acceptance.answer < answer;
         secret.retain(|acceptance| !is_refused(acceptance)) && self.drop_empty()
     }
 
-    /// Forgets what was accepted before `since`. Returns whether there was anything.
+    /// Forgets acceptances before `since`. Returns whether there were any.
     pub(super) fn forget_before(&mut self, since: u64) -> bool {
         let mut has_changed = false;
         for secret in &mut self.secrets {
@@ -194,7 +194,7 @@ impl UserLogins {
         self.secrets.is_empty()
     }
 
-    /// A password whose hash is to be computed.
+    /// A password whose hash has to be computed.
     pub(super) fn unhashed(&self, user: &str) -> Option<Unhashed> {
         self.secrets.iter().find_map(|secret| {
             let (credentials, fingerprint) = secret.unhashed.as_ref().zip(secret.fingerprint)?;
@@ -203,7 +203,7 @@ impl UserLogins {
         })
     }
 
-    /// Appends its lines, which are as good as written; none for a secret without a hash.
+    /// Appends its lines, and marks them as written; a secret without a hash has none.
     pub(super) fn append_to(&mut self, user: &str, out: &mut String) {
         let parameters = self.parameters;
         for secret in &mut self.secrets {
@@ -222,7 +222,7 @@ impl AcceptedSecret {
         self.vhosts.iter().any(|acceptance| acceptance.concerns(vhost) && acceptance.at >= since)
     }
 
-    /// Returns whether any was removed.
+    /// Keeps some acceptances. Returns whether any was removed.
     fn retain(&mut self, is_left: impl Fn(&Acceptance) -> bool) -> bool {
         let before = self.vhosts.len();
         self.vhosts.retain(is_left);

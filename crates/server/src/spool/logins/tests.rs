@@ -24,7 +24,7 @@ fn credentials(password: &str) -> Arc<Credentials> {
     of_user("edge", password)
 }
 
-/// The same user and password by the other mechanism.
+/// The same user and password in the other mechanism.
 fn amqplain(password: &str) -> Arc<Credentials> {
     Arc::new(Credentials { mechanism: Mechanism::AmqPlain, ..Credentials::plain("edge", password) })
 }
@@ -40,7 +40,7 @@ impl Directory {
         self.0.path().join("logins")
     }
 
-    /// As after a restart.
+    /// Opens the file as after a restart.
     fn open(&self) -> Arc<RememberedLogins> {
         self.open_at(NOW)
     }
@@ -53,7 +53,7 @@ impl Directory {
         std::fs::read_to_string(self.path()).unwrap_or_default()
     }
 
-    /// The file, once it has been written with what `is_there` wants.
+    /// Waits until the file satisfies `is_there`; returns it.
     async fn written(&self, is_there: impl Fn(&str) -> bool) -> String {
         for _ in 0..3000 {
             let text = self.text();
@@ -70,7 +70,7 @@ fn runs(logins: &RememberedLogins) -> u64 {
     logins.hasher.runs.load(Ordering::Relaxed)
 }
 
-/// A directory in which a process has left these logins.
+/// A directory in which another process has stored these logins.
 async fn left_by_another(logins: &[Arc<Credentials>]) -> Directory {
     let directory = Directory::new();
     let before = directory.open();
@@ -95,7 +95,10 @@ async fn an_accepted_login_counts_for_its_time_after_a_restart_and_no_other_does
     assert!(!logins.are_remembered(None, &credentials("right"), later(2 * DAY)).await);
     assert!(logins.are_remembered(None, &credentials("right"), later(DAY)).await);
     assert!(logins.are_remembered(Some("/"), &credentials("right"), NOW).await);
-    assert!(!logins.are_remembered(None, &credentials("wrong"), NOW).await, "known by now");
+    assert!(
+        !logins.are_remembered(None, &credentials("wrong"), NOW).await,
+        "a wrong password is not compared twice"
+    );
     assert_eq!(runs(&logins), 2, "one for each password of the user");
 }
 
@@ -110,14 +113,14 @@ async fn both_mechanisms_and_the_passwords_of_a_user_do_not_push_each_other_out(
             assert!(logins.are_remembered(Some("/"), &login, NOW).await);
         }
     }
-    // A password in two virtual hosts has two lines.
+    // A password accepted in two virtual hosts has two lines.
     directory.written(|text| text.lines().count() == 4).await;
     assert_eq!(runs(&logins), 2);
     let logins = directory.open();
     for login in [amqplain("old"), credentials("new"), credentials("old")] {
         assert!(logins.are_remembered(Some("orders"), &login, NOW).await);
     }
-    // A login that is presented again after a restart, and accepted, is the same as before.
+    // A login presented again after a restart, and accepted, counts as the same.
     logins.accepted("/", &amqplain("new"), NOW);
     assert_eq!((runs(&logins), directory.text().lines().count()), (2, 4));
 }
@@ -164,13 +167,13 @@ async fn the_secrets_of_a_user_are_bounded_to_those_that_were_accepted_last() {
 async fn a_refusal_ends_its_own_password_alone() {
     let directory = left_by_another(&[credentials("first"), credentials("second")]).await;
     let logins = directory.open();
-    // Of one that is known only by its slow hash.
+    // The refused password is known by its slow hash only.
     logins.refused(None, &credentials("first"));
     assert!(!logins.are_remembered(None, &credentials("first"), NOW).await);
     directory.written(|text| text.lines().count() == 1).await;
     logins.refused(Some("other"), &credentials("second"));
     assert!(logins.are_remembered(None, &credentials("second"), NOW).await);
-    // Of one that is known.
+    // The refused password is known by its fingerprint.
     logins.refused(Some("/"), &credentials("second"));
     directory.written(str::is_empty).await;
     assert!(!logins.are_remembered(None, &credentials("second"), NOW).await && !logins.has_any(NOW));
@@ -180,7 +183,7 @@ async fn a_refusal_ends_its_own_password_alone() {
 async fn a_late_refusal_keeps_a_login_accepted_after_it() {
     let directory = left_by_another(&[credentials("right")]).await;
     let logins = directory.open();
-    // The comparison of the first takes longer than the second.
+    // Comparing the first refused password takes longer than the second acceptance.
     logins.refused(None, &credentials("right"));
     logins.accepted("/", &credentials("right"), later(DAY / 2));
     let at = later(DAY / 2).0.to_string();
@@ -207,7 +210,7 @@ async fn wrong_passwords_cost_a_bounded_number_of_hashes_and_are_not_compared_tw
         let wrong = credentials(&format!("wrong {number}"));
         asked.spawn(async move { logins.are_remembered(None, &wrong, NOW).await });
     }
-    // Another user's right password has its turn meanwhile, also for many clients at once.
+    // Another user's correct password is compared meanwhile, for many clients at once.
     for _ in 0..50 {
         let logins = Arc::clone(&logins);
         asked.spawn(async move { logins.are_remembered(None, &of_user("other", "right"), NOW).await });
@@ -218,7 +221,7 @@ async fn wrong_passwords_cost_a_bounded_number_of_hashes_and_are_not_compared_tw
     while logins.state.lock().comparisons.values().any(|comparison| comparison.outcome.strong_count() > 0) {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    // The wrong ones are known as such, and the right one still counts.
+    // The wrong passwords are known as such, and the correct one is still accepted.
     let so_far = runs(&logins);
     for _ in 0..100 {
         assert!(!logins.are_remembered(None, &credentials("wrong 0"), NOW).await);
@@ -273,7 +276,7 @@ async fn expired_logins_are_removed_from_the_file() {
     assert_eq!(directory.text().lines().count(), 1);
     logins.expire(later(DAY + Duration::from_secs(1)));
     directory.written(str::is_empty).await;
-    // Also what has expired while no process ran, and everything once logins are not to be remembered any more.
+    // Also logins that expired while no process was running, and all of them when remembering is switched off.
     let directory = left_by_another(&[credentials("right")]).await;
     directory.open_at(later(2 * DAY));
     assert_eq!(directory.text(), "");
@@ -294,7 +297,7 @@ async fn only_the_own_user_may_read_the_file() {
     use std::os::unix::fs::PermissionsExt;
     let directory = Directory::new();
     let mode = |path: &std::path::Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
-    // Somebody has left a file with the name of the next one.
+    // A file of another user exists under the temporary name.
     let new = directory.path().with_extension("new");
     std::fs::write(&new, "").unwrap();
     std::fs::set_permissions(&new, std::fs::Permissions::from_mode(0o666)).unwrap();

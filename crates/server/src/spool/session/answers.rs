@@ -1,4 +1,4 @@
-//! Answers for the client: those of the upstream, with the client's own numbers for confirms, and those of the spool.
+//! Answers to the client: the upstream's, with confirms renumbered to the client's numbers, and the spool's own.
 
 use std::sync::Arc;
 
@@ -11,12 +11,13 @@ use transport::Outbox;
 use super::channels::SpoolChannels;
 use super::contents::UnfinishedContents;
 
-/// Class and method ids of the methods that are looked at.
+/// Class and method ids of the methods that are inspected.
 const CHANNEL_CLOSE: [u8; 4] = [0, 20, 0, 40];
 const BASIC_ACK: [u8; 4] = [0, 60, 0, 80];
 const BASIC_NACK: [u8; 4] = [0, 60, 0, 120];
 
-/// Passes whole frames of the upstream's session on, but not those for which `passes` is false. Returns their bytes.
+/// Passes complete frames of the upstream's session to the client, except those for which `passes` is false. Returns
+/// their bytes.
 pub(super) fn pass(
     bytes: &[u8],
     (channels, contents): (&mut SpoolChannels, &mut UnfinishedContents),
@@ -25,11 +26,11 @@ pub(super) fn pass(
 ) -> usize {
     let mut out = Vec::with_capacity(bytes.len());
     let (mut taken, mut copied) = (0, 0);
-    // The session has written them itself.
+    // The frames come from this process, so their size need not be limited.
     while let Ok(Some(frame)) = Frame::parse(&bytes[taken..], 0) {
         let from = taken;
         taken += frame.wire_len();
-        // The client has seen its beginning.
+        // The client has received the beginning of this content.
         if contents.continues(&frame) {
             if let Some(answers) = contents.passed(&frame) {
                 out.extend_from_slice(&bytes[copied..taken]);
@@ -61,7 +62,7 @@ pub(super) fn pass(
         }
         let is_confirm = frame.payload.starts_with(&BASIC_ACK) || frame.payload.starts_with(&BASIC_NACK);
         if is_confirm && channels.get_mut(frame.channel).is_none() {
-            // The client is closing this channel: its numbers are forgotten, and it expects nothing but the answer.
+            // The client is closing this channel: its confirms are forgotten, and it expects close-ok only.
             out.extend_from_slice(&bytes[copied..from]);
             copied = taken;
             continue;
@@ -77,7 +78,8 @@ pub(super) fn pass(
     taken
 }
 
-/// Appends what came `before` a confirm, and the confirm in the client's numbers; returns false if it is passed as it is.
+/// Appends the frames `before` a confirm, and the confirm in the client's numbers. Returns false if the confirm is passed
+/// unchanged.
 fn translate(frame: Frame<'_>, channels: &mut SpoolChannels, out: &mut Vec<u8>, before: &[u8]) -> bool {
     let number = frame.channel;
     let Some(confirms) = channels.get_mut(number).and_then(|channel| channel.confirms()) else {

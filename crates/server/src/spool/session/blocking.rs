@@ -6,7 +6,7 @@ use amqp::method::connection as methods;
 use super::SpoolingSession;
 
 impl SpoolingSession {
-    /// Whether the spool takes a publish now. If not, the client is blocked, with connection.blocked.
+    /// Whether the spool accepts a publish now. If not, the client is blocked, with connection.blocked.
     pub(super) fn may_publish(&mut self) -> bool {
         if self.blocked.is_some() {
             return false;
@@ -19,12 +19,12 @@ impl SpoolingSession {
         false
     }
 
-    /// Unblocks the client if no alarm is left.
+    /// Unblocks the client if no alarm is raised any more.
     pub(super) fn unblock(&mut self) {
         if self.blocked.is_none() {
             return;
         }
-        // The other of the two alarms may wake it next.
+        // An alarm of the queue or of the spool may still be raised; its end wakes the session next.
         self.blocked = self.local.block(&self.queue, &self.outbox).map(|(blocked, _)| blocked);
         if self.blocked.is_some() {
             return;

@@ -1,4 +1,4 @@
-//! The channels of a client some of whose publishes are spooled.
+//! The channels of a client with spooled publishes.
 
 use amqp::content::Assembler;
 use amqp::frame::{self, Frame};
@@ -11,14 +11,14 @@ use spool::ClientConfirms;
 pub(super) struct SpoolChannels {
     channels: Vec<SpoolChannel>,
     next_opening: u64,
-    /// Bytes of incomplete messages on channels that have gone.
+    /// Bytes of incomplete messages on closed channels.
     released: usize,
 }
 
 /// An open channel.
 pub(super) struct SpoolChannel {
     number: u16,
-    /// Differs from that of any other channel that has had the number.
+    /// Distinguishes it from other channels that have had the number.
     pub(super) opening: u64,
     mode: SpoolMode,
     pub(super) pending: PendingContent,
@@ -30,7 +30,7 @@ enum SpoolMode {
     Transactional,
 }
 
-/// Exchange and routing key of a publish whose content has not come.
+/// The exchange and routing key of a publish whose content has not arrived.
 #[derive(Debug)]
 pub(super) struct SpoolDestination {
     pub(super) exchange: Box<str>,
@@ -40,10 +40,10 @@ pub(super) struct SpoolDestination {
 /// The publish whose content is being received.
 #[derive(Default)]
 pub(super) enum PendingContent {
-    /// There is none, or it goes to the upstream frame by frame.
+    /// None, or it is passed to the upstream frame by frame.
     #[default]
     None,
-    /// Its header decides.
+    /// The content header decides.
     Undecided {
         /// The frame of basic.publish.
         publish: Vec<u8>,
@@ -61,7 +61,7 @@ impl PendingContent {
         Self::Undecided { publish: bytes, destination }
     }
 
-    /// Bytes that are in memory.
+    /// Bytes held in memory.
     fn buffered(&self) -> usize {
         match self {
             Self::Spooled(assembler) => assembler.buffered_len(),
@@ -75,7 +75,7 @@ impl SpoolChannels {
         self.channels.iter_mut().find(|channel| channel.number == number)
     }
 
-    /// The upstream's session has taken a method of the client.
+    /// Called when the upstream's session has taken a method of the client.
     pub(super) fn handle_method(&mut self, number: u16, method: &Method<'_>) {
         match method {
             Method::ChannelOpen(_) => {
@@ -104,18 +104,19 @@ impl SpoolChannels {
         }
     }
 
-    /// The channel is closed or being closed: the rest of what its client sends on it is discarded by the upstream's session.
+    /// Called when the channel is closed or being closed: the upstream's session discards the client's remaining frames
+    /// on it.
     pub(super) fn remove(&mut self, number: u16) {
         let Some(at) = self.channels.iter().position(|channel| channel.number == number) else { return };
         self.released += self.channels.swap_remove(at).pending.buffered();
     }
 
-    /// All channels are gone.
+    /// Called when all channels are closed.
     pub(super) fn end(&mut self) {
         self.released += self.channels.drain(..).map(|channel| channel.pending.buffered()).sum::<usize>();
     }
 
-    /// Bytes of incomplete messages on channels that have gone since the last call.
+    /// Bytes of incomplete messages on channels closed since the last call.
     pub(super) fn take_released(&mut self) -> usize {
         std::mem::take(&mut self.released)
     }
@@ -138,7 +139,7 @@ impl SpoolChannel {
         }
     }
 
-    /// Refuses a method while content is expected, as RabbitMQ does. The upstream's session knows nothing of that content.
+    /// Refuses a method while content is expected, as RabbitMQ does. The upstream's session has not seen the publish.
     pub(super) fn check_method(&self) -> Result<(), Fault> {
         match &self.pending {
             PendingContent::None => Ok(()),

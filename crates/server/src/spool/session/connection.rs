@@ -1,4 +1,4 @@
-//! The answers of the upstream's session to the client on channel 0, as far as the spool has a part in them.
+//! The upstream session's answers on channel 0, as far as the spool changes them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -7,18 +7,18 @@ use amqp::Credentials;
 use amqp::frame::{Frame, FrameKind};
 use amqp::sasl::Secret;
 
-/// Class and method ids of the methods that are looked at.
+/// Class and method ids of the methods that are inspected.
 const BLOCKED: [u8; 4] = [0, 10, 0, 60];
 const UNBLOCKED: [u8; 4] = [0, 10, 0, 61];
 const UPDATE_SECRET_OK: [u8; 4] = [0, 10, 0, 71];
 
-/// The state of a client's connection upstream.
+/// The state of the client's upstream connection.
 pub(super) struct ConnectionAnswers {
-    /// Whether an alarm of the upstream blocks the client, so that an alarm of the spool is no news for it.
+    /// Whether an alarm of the upstream blocks the client, which then need not be notified of the spool's alarm.
     pub(super) is_blocked_upstream: bool,
-    /// Secrets that the upstream has not accepted yet, in the order of their answers.
+    /// Secrets that the upstream has not accepted yet, in order.
     pub(super) new_secrets: VecDeque<Secret>,
-    /// Credentials that the upstream has just accepted, until the spool has taken them.
+    /// Credentials that the upstream has just accepted, until the spool takes them.
     pub(super) accepted: Option<Arc<Credentials>>,
     credentials: Arc<Credentials>,
 }
@@ -28,8 +28,8 @@ impl ConnectionAnswers {
         Self { is_blocked_upstream: false, new_secrets: VecDeque::new(), accepted: None, credentials }
     }
 
-    /// Looks at a frame; returns whether the client is to see it. `is_blocked` is whether an alarm of the spool blocks
-    /// the client: it has had connection.blocked then, and has connection.unblocked when the last alarm has gone.
+    /// Inspects a frame; returns whether the client gets it. `is_blocked` says whether an alarm of the spool blocks the
+    /// client: it has had connection.blocked then, and gets connection.unblocked when the last alarm has ended.
     pub(super) fn passes(&mut self, frame: &Frame<'_>, is_blocked: bool) -> bool {
         let method = frame.payload;
         if frame.channel != 0 || frame.kind != FrameKind::Method {
@@ -45,7 +45,7 @@ impl ConnectionAnswers {
         }
         if method.starts_with(&UPDATE_SECRET_OK)
             && let Some(secret) = self.new_secrets.pop_front()
-            // An older one that is answered late has been replaced.
+            // An older secret that is accepted late has been replaced already.
             && self.new_secrets.is_empty()
         {
             self.credentials = Arc::new(self.credentials.with_secret(secret.expose()));
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_alarms_the_client_sees_the_first_to_come_and_the_last_to_go() {
+    fn blocked_is_sent_at_the_first_alarm_and_unblocked_after_the_last() {
         let mut connection = connection();
         assert!(passes(&mut connection, &BLOCKED, false) && connection.is_blocked_upstream);
         assert!(!passes(&mut connection, &UNBLOCKED, true) && !connection.is_blocked_upstream);

@@ -1,4 +1,5 @@
-//! Content that the client has in part: nothing else may come on its channel before the rest (AMQP 0-9-1, 4.2.6).
+//! Contents that have been sent to the client in part: nothing else may be sent on their channels before the rest (AMQP
+//! 0-9-1, 4.2.6).
 
 use std::sync::Arc;
 
@@ -7,12 +8,12 @@ use amqp::frame::{self, Frame, FrameKind};
 use amqp::properties::ContentHeader;
 use transport::Outbox;
 
-/// The messages for the client of which a part has been passed on, and the spool's answers that wait for the rest. Most
-/// messages are passed on whole, so that there is hardly ever one after a batch of frames.
+/// The partly sent messages, and the spool's answers that wait for the rest. Most messages are passed on as a whole, so
+/// there is seldom one after a batch of frames.
 #[derive(Debug, Default)]
 pub(super) struct UnfinishedContents {
     contents: Vec<UnfinishedContent>,
-    /// Bytes of all answers that wait.
+    /// Bytes of all waiting answers.
     waiting: usize,
 }
 
@@ -20,14 +21,14 @@ pub(super) struct UnfinishedContents {
 struct UnfinishedContent {
     channel: u16,
     missing: MissingContent,
-    /// Methods of the spool's own that follow the content, as frames.
+    /// The spool's own methods that follow the content, as frames.
     answers: Vec<u8>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum MissingContent {
     Header,
-    /// Bytes of the body.
+    /// Remaining bytes of the body.
     Body(u64),
 }
 
@@ -41,7 +42,7 @@ impl UnfinishedContents {
         self.position(channel).is_some()
     }
 
-    /// Content follows a method that is passed on.
+    /// Called when a method with content is passed on.
     pub(super) fn begin(&mut self, channel: u16) {
         self.contents.push(UnfinishedContent {
             channel,
@@ -50,7 +51,7 @@ impl UnfinishedContents {
         });
     }
 
-    /// A frame for which [`Self::continues`] is true is passed on. Returns the answers that follow it.
+    /// Called when a frame is passed on for which [`Self::continues`] is true. Returns the answers that follow it.
     pub(super) fn passed(&mut self, frame: &Frame<'_>) -> Option<Vec<u8>> {
         let at = self.position(frame.channel)?;
         let content = &mut self.contents[at];
@@ -67,14 +68,14 @@ impl UnfinishedContents {
         self.remove(at)
     }
 
-    /// The upstream's session continues with a method on this channel, whatever is missing. Returns the answers that come
-    /// before it.
+    /// Called when the upstream's session sends a method on this channel although content is missing. Returns the answers
+    /// to send before it.
     pub(super) fn abort_content(&mut self, channel: u16) -> Option<Vec<u8>> {
         let at = self.position(channel)?;
         self.remove(at)
     }
 
-    /// Sends the client a method of the spool's own, behind the content that is unfinished on its channel.
+    /// Sends one of the spool's own methods to the client, after the unfinished content on its channel.
     pub(super) fn send<'a>(&mut self, outbox: &Arc<Outbox>, channel: u16, method: impl Into<Method<'a>>) {
         let Some(at) = self.position(channel) else {
             outbox.append(|buf| frame::write_method(buf.tail(), channel, method));
@@ -86,17 +87,17 @@ impl UnfinishedContents {
         self.waiting += answers.len() - before;
     }
 
-    /// Whether few enough answers wait for the client to be read.
+    /// Whether few enough answers wait that the client may be read.
     pub(super) fn has_capacity(&self) -> bool {
         self.waiting < WAITING_MAX
     }
 
-    /// Bytes of answers that wait.
+    /// Bytes of waiting answers.
     pub(super) fn waiting(&self) -> usize {
         self.waiting
     }
 
-    /// The client has gone.
+    /// Called when the client has disconnected.
     pub(super) fn end(&mut self) {
         *self = Self::default();
     }
@@ -112,6 +113,6 @@ impl UnfinishedContents {
     }
 }
 
-/// Bytes of answers from which on the client is not read: some thousands of confirms, for a message that does not get on
-/// although its upstream is there.
+/// Bytes of waiting answers at which the client is no longer read: some thousands of confirms, behind a message that does
+/// not progress although its upstream is reachable.
 const WAITING_MAX: usize = 64 * 1024;

@@ -1,4 +1,4 @@
-//! Which publishes of the client are spooled, and their way to the local queue.
+//! Selects the client's publishes to be spooled, and passes them to the local queue.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -47,14 +47,14 @@ impl SpoolingSession {
         let destination = (publish.exchange, publish.routing_key);
         if !is_spooled || !self.fits(destination, body_size, whole.properties) {
             self.publish_directly(number);
-            // No more than its own content: the next publish may be spooled.
+            // Only this publish's content: the next publish may be spooled.
             return self.inner.handle_frame(frame, &rest[..whole.wire_len], now);
         }
         self.spool(number, destination, whole.properties, whole.body, now)?;
         Ok(whole.wire_len)
     }
 
-    /// Where a publish goes, unless its content forbids that.
+    /// The route of a publish, which its content may still change.
     pub(super) fn route_of(&mut self, number: u16, publish: &basic::Publish<'_>) -> PublishRoute {
         let Some(channel) = self.channels.get_mut(number) else { return PublishRoute::Direct };
         let is_transactional = channel.is_transactional();
@@ -70,15 +70,15 @@ impl SpoolingSession {
         if self.local.config().refuses_others { PublishRoute::Refuse(what) } else { PublishRoute::Direct }
     }
 
-    /// Whether a message that is otherwise to be spooled is too large, and may not go directly either.
+    /// Whether a message that would be spooled is too large, and may not be published directly either.
     pub(super) fn is_refused_for_size(&self, body_size: u64) -> bool {
         let config = self.local.config();
         config.refuses_others && body_size > config.max_message
     }
 
-    /// Whether a message is small enough, is not a request whose reply comes to this channel, and is none for which the
-    /// upstream may end the connection, such as one with malformed properties: that would be the forwarder's and not its
-    /// publisher's.
+    /// Whether a message can be spooled: it is small enough, is not a request with a direct reply-to on this channel, and
+    /// does not make the upstream close the connection, for example by malformed properties. That would hit the forwarder
+    /// instead of the publisher.
     pub(super) fn fits(
         &self,
         (exchange, routing_key): (&str, &str),
@@ -92,14 +92,14 @@ impl SpoolingSession {
             && !proxy::may_cost_connection(exchange, routing_key, properties)
     }
 
-    /// Counts a publish that goes to the upstream.
+    /// Counts a publish that is passed to the upstream.
     pub(super) fn publish_directly(&mut self, number: u16) {
         if let Some(confirms) = self.channels.get_mut(number).and_then(|channel| channel.confirms()) {
             confirms.published_directly();
         }
     }
 
-    /// Hands a publish to the local queue.
+    /// Publishes a message to the local queue.
     pub(super) fn spool(
         &mut self,
         number: u16,
@@ -164,7 +164,7 @@ impl SpoolingSession {
         }
     }
 
-    /// The header of a publish has come, or a frame in its place.
+    /// Handles the content header of a publish, or a frame in its place.
     pub(super) fn decide(
         &mut self,
         frame: Frame<'_>,
@@ -212,17 +212,17 @@ impl SpoolingSession {
     }
 }
 
-/// Whether a publish is a reply by direct reply-to, which is of use only while somebody waits for it.
+/// Whether a publish is a direct reply, which is useful only while the requester waits for it.
 fn is_reply(publish: &basic::Publish<'_>) -> bool {
     publish.exchange.is_empty() && broker::is_reply_name(publish.routing_key)
 }
 
-/// Where a publish goes.
+/// The destination of a publish.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PublishRoute {
     Spool,
     Direct,
-    /// Its channel is closed, because messages of this kind are neither spooled nor may go directly.
+    /// Its channel is closed, because messages of this kind are neither spooled nor published directly.
     Refuse(&'static str),
 }
 

@@ -1,39 +1,40 @@
-//! Channels that the spool has closed with an error, for a publish that it must not take and that may not go another way.
+//! Channels that the spool has closed with an error, because of a publish that can be neither spooled nor published
+//! directly.
 //!
-//! Both ends have to confirm before the number can be used again: the client, which has been sent channel.close, and the
+//! The number can be used again when both sides have confirmed: the client, which was sent channel.close, and the
 //! upstream's session, to which the channel is closed as if by the client.
 
 use amqp::frame::{Frame, FrameKind};
 
 use super::contents::UnfinishedContents;
 
-/// Class and method ids of the methods that are looked at.
+/// Class and method ids of the methods that are inspected.
 const CLOSE: [u8; 4] = [0, 20, 0, 40];
 const CLOSE_OK: [u8; 4] = [0, 20, 0, 41];
 
-/// These channels; there is none as a rule.
+/// The refused channels; usually none.
 #[derive(Debug, Default)]
 pub(super) struct RefusedChannels {
     channels: Vec<RefusedChannel>,
-    /// A channel whose client has confirmed, and sends more before the upstream's session has.
+    /// A channel that the client has confirmed, and on which it sends more before the upstream's session has confirmed.
     waiting: Option<u16>,
 }
 
 #[derive(Debug)]
 struct RefusedChannel {
     number: u16,
-    /// Whether the upstream's session has been sent channel.close.
+    /// Whether channel.close was sent to the upstream's session.
     is_closed: bool,
     is_confirmed_by_client: bool,
     is_confirmed_upstream: bool,
-    /// The upstream's session has closed it as well, and expects a confirmation of its own.
+    /// Whether the upstream's session has closed it as well, and expects channel.close-ok.
     is_closed_upstream: bool,
 }
 
-/// The answer to a frame on such a channel.
+/// The treatment of a client's frame on a refused channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RefusedFrame {
-    /// The client has sent it before it knew.
+    /// Sent before the client received channel.close.
     Discard,
     /// The client has closed the channel at the same time, and expects channel.close-ok.
     Confirm,
@@ -54,7 +55,7 @@ impl RefusedChannels {
         self.channels.iter_mut().find(|channel| channel.number == number)
     }
 
-    /// A frame of the client; `None` if its channel is none of these.
+    /// Handles a frame of the client; `None` if its channel is not refused.
     pub(super) fn handle_frame(&mut self, frame: &Frame<'_>) -> Option<RefusedFrame> {
         let channel = self.get_mut(frame.channel)?;
         let is_method = frame.kind == FrameKind::Method;
@@ -77,12 +78,12 @@ impl RefusedChannels {
         !must_wait
     }
 
-    /// Whether nothing of the client can be taken before the upstream's session has confirmed.
+    /// Whether no frame of the client can be taken before the upstream's session has confirmed.
     pub(super) fn wait(&self) -> bool {
         self.waiting.is_some()
     }
 
-    /// A frame of the upstream's session; returns whether the client is to see it.
+    /// Handles a frame of the upstream's session; returns whether it is passed to the client.
     pub(super) fn passes(&mut self, frame: &Frame<'_>) -> bool {
         let Some(channel) = self.get_mut(frame.channel) else { return true };
         if frame.kind == FrameKind::Method {
@@ -92,7 +93,8 @@ impl RefusedChannels {
         false
     }
 
-    /// The next channel to be closed to the upstream's session: the message that the client has in part comes first.
+    /// The next channel to close to the upstream's session. A message that was partly sent to the client is completed
+    /// first.
     pub(super) fn next_to_close(&mut self, contents: &UnfinishedContents) -> Option<u16> {
         let may_close =
             |channel: &&mut RefusedChannel| !channel.is_closed && !contents.is_unfinished(channel.number);
@@ -101,19 +103,19 @@ impl RefusedChannels {
         Some(channel.number)
     }
 
-    /// Whether there is any.
+    /// Whether no channel is refused.
     pub(super) fn is_empty(&self) -> bool {
         self.channels.is_empty()
     }
 
-    /// The next channel that the upstream's session has closed at the same time: it is to be sent channel.close-ok.
+    /// The next channel that the upstream's session has closed at the same time, and that needs channel.close-ok.
     pub(super) fn next_to_confirm(&mut self) -> Option<u16> {
         let channel = self.channels.iter_mut().find(|channel| channel.is_closed_upstream)?;
         channel.is_closed_upstream = false;
         Some(channel.number)
     }
 
-    /// Lets the numbers of those go that both ends have confirmed.
+    /// Forgets the channels that both sides have confirmed.
     pub(super) fn forget_confirmed(&mut self) {
         let waiting = &mut self.waiting;
         self.channels.retain(|channel| {
@@ -135,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn the_number_is_free_once_both_ends_have_confirmed() {
+    fn a_channel_number_is_free_once_both_ends_have_confirmed() {
         const OPEN: [u8; 4] = [0, 20, 0, 10];
         let mut refused = RefusedChannels::default();
         assert_eq!(refused.handle_frame(&method(1, &OPEN)), None);

@@ -1,4 +1,4 @@
-//! Spooled publishes on their way to the disk, and their confirms.
+//! Writes spooled publishes to disk, and confirms them.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,7 +9,7 @@ use spool::Answer;
 use super::{SpooledPublish, SpoolingSession};
 
 impl SpoolingSession {
-    /// Hands publishes to the local queue. Returns whether all of them are there; if not, the rest follows in the next turn.
+    /// Flushes publishes to the local queue. Returns whether all are there; if not, the rest follows in the next turn.
     pub(super) fn flush_spooled(&mut self, now: Instant) -> bool {
         if self.unflushed.is_empty() {
             return true;
@@ -35,7 +35,7 @@ impl SpoolingSession {
         true
     }
 
-    /// Confirms what is on disk by now.
+    /// Confirms the publishes that are on disk by now.
     pub(super) fn after_disk(&mut self) {
         let Some(durable) = self.local.store().map(|store| store.durable()) else { return };
         while let Some((_, publishes)) = self.waiting.pop_front_if(|(until, _)| *until <= durable) {
@@ -51,7 +51,7 @@ impl SpoolingSession {
         self.unflushed.is_empty() && self.waiting.is_empty()
     }
 
-    /// These publishes are on disk.
+    /// Confirms these publishes, which are on disk.
     pub(super) fn stored(&mut self, mut publishes: Vec<SpooledPublish>) {
         publishes.sort_by_key(|publish| publish.channel);
         for run in publishes.chunk_by(|one, next| (one.channel, one.opening) == (next.channel, next.opening))

@@ -1,4 +1,4 @@
-//! A spooling session whose upstream's session is the test.
+//! A spooling session with the test in place of the upstream's session.
 
 use std::time::Duration;
 
@@ -21,10 +21,10 @@ use crate::spool::{SpoolConfig, SpoolRule};
 const OPEN: channel::Open<'_> = channel::Open { reserved_1: "" };
 const CONFIRM: confirm::Select = confirm::Select { no_wait: false };
 
-/// The frames that the upstream's session has got.
+/// The frames that the upstream's session has received.
 type Taken = Arc<Mutex<Vec<Vec<u8>>>>;
 
-/// Takes everything, and behind an acknowledgement those that it is shown.
+/// Takes every frame, and after an acknowledgement also the acknowledgements in `rest`.
 struct UpstreamSession(Taken);
 
 impl BackendSession for UpstreamSession {
@@ -92,13 +92,13 @@ impl BackendSession for UpstreamSession {
     fn end(&mut self, _: Instant) {}
 }
 
-/// The session, with a channel 1 in confirm mode, and everything around it.
+/// A session with channel 1 in confirm mode, and its environment.
 struct Site {
     session: SpoolingSession,
     rounds: Rounds,
-    /// The client's.
+    /// The client's outbox.
     outbox: Arc<Outbox>,
-    /// That of the upstream's session.
+    /// The outbox of the upstream's session.
     upstream: Arc<Outbox>,
     taken: Taken,
     now: Instant,
@@ -148,7 +148,7 @@ impl Site {
         site
     }
 
-    /// The client sends a method.
+    /// Sends a method from the client.
     fn client<'a>(&mut self, method: impl Into<Method<'a>>) {
         let mut bytes = Vec::new();
         frame::write_method(&mut bytes, 1, method);
@@ -165,7 +165,7 @@ impl Site {
         self.session.flush(self.now);
     }
 
-    /// The client publishes, with a body of one byte.
+    /// Publishes from the client, with a body of one byte.
     fn publish(&mut self, exchange: &str, mandatory: bool) {
         self.publish_with(exchange, mandatory, NO_PROPERTIES);
     }
@@ -180,20 +180,20 @@ impl Site {
         self.client_frames(&bytes);
     }
 
-    /// The same, until the message is on disk.
+    /// Publishes, and waits until the message is on disk.
     fn spool(&mut self) {
         self.publish("spooled", false);
         while !matches!(self.rounds.step(), store::journal::CommitOutcome::Idle) {}
         self.session.handle_nudge(self.now).unwrap();
     }
 
-    /// The upstream's session sends these frames.
+    /// Sends frames from the upstream's session.
     fn upstream(&mut self, frames: &[&[u8]]) {
         self.upstream.append(|buf| frames.iter().for_each(|frame| buf.tail().extend_from_slice(frame)));
         self.session.handle_nudge(self.now).unwrap();
     }
 
-    /// The names of what the client has got since the last call.
+    /// The names of the frames that the client has received since the last call.
     fn received(&mut self) -> Vec<String> {
         let bytes = self.outbox.read_all();
         let mut rest = &bytes[..];
@@ -244,7 +244,7 @@ fn deliver(channel: u16) -> Vec<u8> {
     )
 }
 
-/// The methods that content follows, with the name of each.
+/// The methods with content, each with its name.
 fn all_with_content() -> [(&'static str, Vec<u8>); 3] {
     let (exchange, routing_key, reply_code, reply_text) = ("e", "k", 312, "NO_ROUTE");
     let get_ok =
@@ -310,12 +310,12 @@ fn a_refusal_waits_for_the_rest_of_a_message_at_both_ends() {
         site.upstream(&[&first, &header(1, 2), &body(1, 1)]);
         site.spool();
         site.publish("spooled", true);
-        // The client has sent it before it knew.
+        // The client has sent it before it received channel.close.
         site.publish("spooled", false);
         assert_eq!(site.received(), [name, "Header of 1", "Body of 1"]);
         assert_eq!(site.taken(), [[0; 0]; 0], "closed only behind the message");
         site.upstream(&[&body(1, 1), &deliver(1), &header(1, 1), &body(1, 1)]);
-        assert_eq!(site.received(), ["Body of 1", "ack 1 false", "close 406"], "and nothing behind");
+        assert_eq!(site.received(), ["Body of 1", "ack 1 false", "close 406"], "later frames are discarded");
         let taken = site.taken();
         assert!(matches!(&taken[..], [close] if close.starts_with(&CHANNEL_CLOSE)), "{taken:?}");
         site.client(channel::CloseOk {});
@@ -345,9 +345,9 @@ fn the_client_closes_a_channel_that_is_refused_in_the_middle_of_a_message() {
     assert_eq!(site.session.contents.waiting(), 0);
 }
 
-/// The upstream's session sends no more of the message: it closes the channel, or confirms that the client has.
+/// The upstream's session abandons the message: it closes the channel, or confirms the client's close.
 #[test]
-fn nothing_waits_for_a_message_that_breaks_off() {
+fn an_aborted_message_holds_up_nothing() {
     let close = channel::Close { reply_code: 541, reply_text: "", class_id: 0, method_id: 0 };
     for (name, end) in [("close 541", method(1, close)), ("ChannelCloseOk", method(1, channel::CloseOk {}))] {
         let mut site = Site::new();
@@ -363,7 +363,7 @@ fn nothing_waits_for_a_message_that_breaks_off() {
         site.spool();
         assert_eq!(site.received(), ["ack 1 false"]);
     }
-    // So does a channel that the spool is about to close.
+    // The same holds for a channel that the spool is about to close.
     let mut site = Site::new();
     site.upstream(&[&deliver(1), &header(1, 2), &body(1, 1)]);
     site.publish("spooled", true);

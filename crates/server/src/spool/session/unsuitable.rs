@@ -1,4 +1,4 @@
-//! Closes the channel of a publish that can neither be spooled nor go directly.
+//! Closes the channel of a publish that can be neither spooled nor published directly.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use super::SpoolingSession;
 use super::publishing::PUBLISH;
 
 impl SpoolingSession {
-    /// Closes a channel with 406 PRECONDITION_FAILED for a publish; what is left of that one is discarded.
+    /// Closes a channel with 406 PRECONDITION_FAILED because of a publish. The rest of the publish is discarded.
     pub(super) fn refuse(
         &mut self,
         number: u16,
@@ -28,10 +28,10 @@ impl SpoolingSession {
         self.channels.remove(number);
         self.release_incomplete();
         self.refused.add(number);
-        self.go_on_refusing(now).map(|()| 0)
+        self.continue_refusing(now).map(|()| 0)
     }
 
-    /// Sends the upstream's session a method of the spool's own.
+    /// Sends one of the spool's own methods to the upstream's session.
     pub(super) fn send_upstream<'a>(
         &mut self,
         number: u16,
@@ -46,8 +46,8 @@ impl SpoolingSession {
         }
     }
 
-    /// Continues to close channels with an error, after answers of the upstream's session.
-    pub(super) fn go_on_refusing(&mut self, now: Instant) -> Result<(), Fault> {
+    /// Continues closing refused channels, after answers of the upstream's session.
+    pub(super) fn continue_refusing(&mut self, now: Instant) -> Result<(), Fault> {
         while let Some(number) = self.refused.next_to_close(&self.contents) {
             let (reply_code, (class_id, method_id)) = (ReplyCode::Success.code(), PUBLISH);
             let close = channel::Close { reply_code, reply_text: "", class_id, method_id };

@@ -1,8 +1,8 @@
-//! A spool whose process dies again and again, at any write to its disk, while the upstream vanishes, refuses and comes back,
-//! and an operator has parked messages forwarded again: nothing confirmed is lost, the order is kept, and a message comes twice
-//! only where docs/spool.md says so.
+//! A spool whose process is killed again and again, at any write to its disk, while the upstream vanishes, refuses and
+//! returns, and an operator has parked messages forwarded again. Nothing confirmed is lost, the order is kept, and
+//! messages are duplicated only where docs/spool.md says so.
 //!
-//! `LEVERET_CRASH_SEEDS=10000` runs more seeds, `LEVERET_CRASH_FIRST=n` begins at another.
+//! `LEVERET_CRASH_SEEDS=10000` runs more seeds, `LEVERET_CRASH_FIRST=n` starts at another one.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -15,7 +15,7 @@ use store::journal::Lsn;
 use super::dying_disk::DyingDisk;
 use super::*;
 
-/// The destinations: a queue each, and an exchange that does not exist.
+/// The destinations: three queues, and an exchange that does not exist.
 const QUEUES: [&str; 3] = ["a", "b", "c"];
 const GONE: &str = "gone";
 
@@ -57,18 +57,18 @@ fn the_test_notices_confirms_that_do_not_wait_for_the_disk() {
 /// When a message counts as confirmed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Confirms {
-    /// As the spool does it.
+    /// Once it is on disk, as in the spool.
     OnDisk,
-    /// As soon as it is published, to show that a run notices.
+    /// Once it is published, which a run has to detect as an error.
     Early,
 }
 
-/// Counts of the events of a run.
+/// Counts of a run's events.
 #[derive(Debug, Default, Clone, Copy)]
 struct Outcome {
     confirmed: u64,
     deaths: u64,
-    /// Messages that came again.
+    /// Messages that arrived again.
     repeated: u64,
     parked: u64,
     /// Parked messages that were forwarded again.
@@ -99,16 +99,16 @@ struct Run {
     confirms: Confirms,
     upstream: Upstream,
     queues: Vec<Arc<Queue>>,
-    /// Whether messages are published to an exchange that does not exist. Each refusal repeats others.
+    /// Whether messages are published to the missing exchange. Each refusal makes others be repeated.
     refuses: bool,
     next: u32,
-    /// Where each message was published to, by number.
+    /// The destination of each message, by number.
     published: Vec<&'static str>,
     confirmed: Vec<u32>,
-    /// The numbers that arrived in each queue, in order, with the time in losses and deaths.
+    /// The numbers that arrived in each queue, in order, each with the epoch of its arrival.
     arrived: BTreeMap<&'static str, Vec<(u32, u64)>>,
     ids: BTreeMap<u32, String>,
-    /// Losses and deaths so far, after which messages may be redelivered.
+    /// Number of connection losses and kills so far, after each of which messages may be redelivered.
     epoch: u64,
     outcome: Outcome,
 }
@@ -159,14 +159,14 @@ impl Run {
         Ok(self.outcome)
     }
 
-    /// The life of a process; returns the disk as it is found after its death.
+    /// Runs a process until it is killed; returns the disk as found afterwards.
     async fn live(&mut self) -> Result<SimDisk, String> {
         let mut site = Simulated::on(Arc::new(self.disk.clone()), self.upstream.clone(), config());
         let local = site.queue();
         let store = Arc::clone(site.spool.local.store().unwrap());
         let mut waiting = Vec::new();
         let steps = self.random.below(40);
-        // Some die at a write, the others between two.
+        // Some are killed at a write, the others between two.
         if self.random.chance(700) {
             self.disk.die_after(self.random.below(4 * (steps + 1)), self.random.chance(700));
         }
@@ -180,7 +180,7 @@ impl Run {
                 4..6 => drop(site.rounds.step()),
                 6 => drop(site.rounds.retire()),
                 7 => self.disturb(&site),
-                // They are refused again.
+                // They will be refused again.
                 8 => self.outcome.requeued += site.spool.requeue_parked(SpoolSelection::default()),
                 _ => {
                     let time = Duration::from_millis([0, 1, 5, 200][self.random.below(4) as usize]);
@@ -188,7 +188,7 @@ impl Run {
                 }
             }
             if let Some(found) = self.disk.take_found() {
-                // Confirmed in the step of the death or later is not confirmed.
+                // A confirm during or after the step of the kill does not count.
                 return self.end(&site, &waiting, durable, found);
             }
             self.take_arrived()?;
@@ -216,7 +216,7 @@ impl Run {
         Ok(found)
     }
 
-    /// Publishes some messages to one destination, as one read of a client would bring them.
+    /// Publishes some messages to one destination, as from one read of a client.
     fn publish(&mut self, spool: &Spool, queue: &SpoolQueue) -> Range<u32> {
         let first = self.next;
         let to = match self.random.below(8) {
@@ -234,7 +234,7 @@ impl Run {
         first..self.next
     }
 
-    /// Loses the connection to the upstream, or has it vanish or come back.
+    /// Loses the connection to the upstream, or makes the upstream vanish or return.
     fn disturb(&mut self, site: &Simulated) {
         let is_reachable = self.random.chance(600);
         site.is_reachable.store(is_reachable, Ordering::Relaxed);
@@ -300,7 +300,7 @@ impl Run {
     }
 }
 
-/// Ends a process without another step of its tasks.
+/// Ends a process without running its tasks again.
 fn abort(site: &Simulated) {
     site.spool.forwarders.lock().drain(..).for_each(|task| task.abort());
 }

@@ -1,4 +1,4 @@
-//! Queues upstream that are full for long.
+//! Upstream queues that are full for long.
 
 use amqp::{FieldTable, FieldValue};
 use broker::Queue;
@@ -7,14 +7,14 @@ use super::dying_disk::DyingDisk;
 use super::forwarding::{LONG, disk, numbers, take};
 use super::*;
 
-/// Arguments of a queue that takes no more than this number of messages.
+/// Arguments of a queue that holds no more than this many messages.
 pub(super) fn limited(messages: i64) -> FieldTable {
     [("x-max-length", FieldValue::I64(messages)), ("x-overflow", FieldValue::text("reject-publish"))]
         .into_iter()
         .collect()
 }
 
-/// Empties a queue again and again until its messages are all there.
+/// Empties a queue repeatedly until `count` distinct messages have arrived.
 pub(super) async fn collect(site: &mut Simulated, queue: &Queue, count: usize) -> Vec<String> {
     let mut bodies = Vec::new();
     for _ in 0..20_000 {
@@ -27,7 +27,7 @@ pub(super) async fn collect(site: &mut Simulated, queue: &Queue, count: usize) -
     bodies
 }
 
-/// First arrivals in their order.
+/// The first arrival of each message, in order.
 fn firsts(mut bodies: Vec<String>) -> Vec<String> {
     let mut seen = std::collections::HashSet::new();
     bodies.retain(|body| seen.insert(body.clone()));
@@ -49,7 +49,7 @@ async fn a_full_queue_blocks_no_other_however_many_messages_wait_for_it() {
     let status = site.status();
     assert_eq!((status.messages, status.deferred), (20_000, 20_000));
     assert!(site.spool.local.loaded().total() < 1 << 20, "most of them are on disk");
-    // It gets another queue in its place, as operators do.
+    // Another queue is declared in its place, as operators do.
     site.upstream.vhost().delete_queue(broker::SessionId(77), "full", false, false).unwrap();
     drop(full);
     let full = site.declare("full", &FieldTable::new());
@@ -64,7 +64,7 @@ async fn a_full_queue_blocks_no_other_however_many_messages_wait_for_it() {
     assert_eq!(take(&full).0, numbers(0..1));
 }
 
-/// Each attempt is another copy in the queue that has room.
+/// Each attempt puts another copy into the queue that has space.
 #[tokio::test(start_paused = true)]
 async fn messages_that_one_of_two_queues_nacks_are_parked_with_few_copies() {
     let max = Duration::from_secs(600);
@@ -115,7 +115,7 @@ async fn a_restart_restores_the_backlog_of_a_full_queue_in_order() {
     assert_eq!((after.status().messages, after.status().bytes), (0, 0));
 }
 
-/// Power failures while messages move to backlogs and come back: nothing is lost, and each destination's order is kept.
+/// Power failures while messages move to backlogs and return: nothing is lost, and each destination's order is kept.
 #[tokio::test(start_paused = true)]
 async fn nothing_is_lost_or_reordered_in_a_power_failure_while_a_queue_is_full() {
     for seed in 0..20 {
@@ -142,7 +142,7 @@ async fn crash_once(seed: u64) {
                 ends.push((store.end(), spooled));
             }
             2 => drop(site.rounds.step()),
-            // The queue has room, or has none.
+            // The queue has space, or none.
             3 => {
                 arrived.extend(take(&queue).0);
                 site.upstream.vhost().delete_queue(broker::SessionId(77), "full", false, false).unwrap();
@@ -186,7 +186,7 @@ async fn a_full_queue_takes_no_memory_from_others_when_there_is_none_left() {
     let mut site = Simulated::new(&disk(), config());
     let (local, free) = (site.queue(), site.declare("free", &FieldTable::new()));
     site.declare("full", &limited(0));
-    // Other forwarders have all of it, but for the little that each always has.
+    // Other forwarders hold all of it, except for the minimum that each may hold.
     site.spool.local.loaded().changed(128 << 20, 0);
     spool_some(&site.spool, &local, "", "full", 0..3900);
     spool_some(&site.spool, &local, "", "free", 0..1);
@@ -197,9 +197,9 @@ async fn a_full_queue_takes_no_memory_from_others_when_there_is_none_left() {
     assert_eq!((site.status().messages, site.status().deferred), (3900, 3900));
 }
 
-/// Messages that wait in a backlog are parked, since their exchange is deleted, and the process dies at any write meanwhile.
+/// Messages in a backlog are parked, since their exchange is deleted, and the process is killed at any write meanwhile.
 #[tokio::test(start_paused = true)]
-async fn parked_messages_of_a_backlog_are_somewhere_wherever_the_process_dies() {
+async fn parked_messages_of_a_backlog_survive_a_crash_at_any_point() {
     const MESSAGES: u64 = 4500;
     let mut deaths = 0;
     for seed in 0..10 {
@@ -251,7 +251,7 @@ async fn a_large_message_for_a_suspicious_exchange_waits_for_no_other_event() {
     spool_some(&site.spool, &local, "e", "k", 1..2);
     site.pass(Duration::from_millis(10)).await;
     assert_eq!((site.spool.parked(), site.status().messages), (1, 0));
-    // It goes to a backlog first, and from there at once to the upstream, for which it is too large.
+    // It moves to a backlog first, and from there at once to the upstream, for which it is too large.
     spool_large(&site.spool, &local, "e", 5 << 20);
     for _ in 0..20 {
         site.pass(Duration::from_millis(1)).await;

@@ -1,4 +1,4 @@
-//! A simulated disk whose process dies at a write that was chosen beforehand.
+//! A simulated disk whose process is killed at a chosen write.
 
 use std::io;
 use std::sync::Arc;
@@ -7,21 +7,21 @@ use parking_lot::Mutex;
 use store::disk::simulated::SimDisk;
 use store::disk::{Disk, DiskFile};
 
-/// Counts the operations that change the disk, and takes its state at one of them. Clones are the same disk.
+/// Counts the operations that change the disk, and captures its state at one of them. Clones share the disk.
 #[derive(Clone)]
 pub(super) struct DyingDisk {
     disk: SimDisk,
     death: Arc<Mutex<Death>>,
 }
 
-/// The end of the process.
+/// The planned kill of the process.
 #[derive(Default)]
 struct Death {
-    /// Changes of the disk before it; `None` if it is not to die.
+    /// The number of changes before it; `None` if none is planned.
     left: Option<u64>,
-    /// Whether the power fails with it: unsynced data may be lost.
+    /// Whether it is a power failure, which may lose unsynced data.
     is_power_failure: bool,
-    /// The disk as found afterwards. Later changes have not happened.
+    /// The disk as found afterwards. Later changes are not in it.
     found: Option<SimDisk>,
 }
 
@@ -30,22 +30,22 @@ impl DyingDisk {
         Self { disk, death: Arc::default() }
     }
 
-    /// The process dies at the change of the disk after `left` others.
+    /// Plans the kill at the change of the disk after `left` others.
     pub(super) fn die_after(&self, left: u64, is_power_failure: bool) {
         *self.death.lock() = Death { left: Some(left), is_power_failure, found: None };
     }
 
-    /// The disk as found after the death, once that has come.
+    /// The disk as found after the kill, once that has happened.
     pub(super) fn take_found(&self) -> Option<SimDisk> {
         self.death.lock().found.take()
     }
 
-    /// The disk as found if the process dies now.
+    /// The disk as found if the process is killed now.
     pub(super) fn die(&self, is_power_failure: bool) -> SimDisk {
         if is_power_failure { self.disk.crash() } else { self.disk.kill() }
     }
 
-    /// Called before and after a change: death may come at either, and the change is among what a power failure may undo.
+    /// Passes the kill before and after a change: it may happen at either, and a power failure may undo the change.
     fn change<T>(&self, change: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         self.pass();
         let changed = change();

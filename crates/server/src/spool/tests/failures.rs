@@ -10,13 +10,13 @@ use super::*;
 use crate::alarms::Resource;
 
 impl Simulated {
-    /// Deletes a local queue, as nobody does.
+    /// Deletes a local queue, which nobody does in production.
     fn delete_local(&self, name: &str) {
         self.spool.local.vhost().delete_queue(SessionId(0), name, false, false).unwrap();
     }
 }
 
-/// Its messages that are not in the hands of the forwarder.
+/// Its messages that the forwarder does not hold.
 fn ready(queue: &SpoolQueue) -> u64 {
     queue.queue().message_count()
 }
@@ -73,7 +73,7 @@ async fn messages_that_are_gone_from_the_disk_do_not_keep_a_drain_from_ending() 
     assert!(after.spool.local.is_drained());
 }
 
-/// Gives a user's local queue something that is not a record.
+/// Puts something that is not a record into a user's local queue.
 fn spool_garbage(spool: &Spool, queue: &SpoolQueue) {
     let (mut publisher, properties) = (spool.local.publisher(), persistent(None));
     let (name, body) = (queue.queue().name(), broker::Body::Copied(b"garbage"));
@@ -118,14 +118,14 @@ async fn parked_messages_that_take_their_share_stop_their_user_alone_until_an_op
     spool_some(&site.spool, &other, "", "q", 0..10);
     site.pass(Duration::from_secs(1)).await;
     assert_eq!(take(&upstream).0, numbers(0..10));
-    // There is room for those of the other that are refused, and it continues.
+    // The other user's refused messages can still be parked, and it continues.
     spool_large(&site.spool, &other, "gone", 1_000);
     spool_some(&site.spool, &other, "", "q", 10..20);
     site.pass(LONG).await;
     assert_eq!((take(&upstream).0, other.messages()), (numbers(10..20), 0));
     assert_eq!(site.spool.local.status(&other).parked, 1);
     assert!(site.spool.local.block(&other, &outbox).is_none());
-    // Once the user's own are dropped, it continues as well, and the other's stays.
+    // Once the user's parked messages are dropped, it continues as well, and the other's stay.
     let own = SpoolSelection { user: Some(USER), vhost: None };
     let dropped = site.spool.purge_parked(own);
     site.pass(Duration::from_secs(5)).await;
@@ -139,14 +139,14 @@ async fn parked_messages_that_take_their_share_stop_their_user_alone_until_an_op
     assert!(site.spool.local.block(&local, &outbox).is_none());
 }
 
-/// On a disk that fails, what is written for it would be in memory until that is over.
+/// While a disk fails, everything written for it is held in memory.
 #[tokio::test(start_paused = true)]
 async fn messages_that_are_published_again_and_again_are_written_once() {
     let mut site = Simulated::new(&disk(), config());
     let local = site.queue();
     spool_some(&site.spool, &local, "gone", "k", 0..3);
     site.pass(LONG).await;
-    site.upstream.falls_silent();
+    site.upstream.stop_confirming();
     spool_some(&site.spool, &local, "", "q", 0..200);
     site.pass(LONG).await;
     let (store, connections) = (Arc::clone(site.spool.store().unwrap()), site.isolated.lock().len());
@@ -231,17 +231,17 @@ async fn a_forwarder_that_panics_blocks_its_publishers_and_is_reported() {
         assert!(site.spool.local.block(&local, &outbox).is_some());
         assert!(site.spool.local.block(&other, &outbox).is_none());
         assert_eq!(site.spool.local.loaded().total(), 0);
-        // It ends no failure.
+        // A client's login does not clear the failure.
         drop(site.queue());
         site.spool.local.check_limits();
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lost_connection_makes_no_message_younger() {
+async fn a_lost_connection_does_not_reset_message_ages() {
     let mut site = Simulated::new(&disk(), config());
     let local = site.queue();
-    site.upstream.falls_silent();
+    site.upstream.stop_confirming();
     spool_at(&site.spool, &local, ("", "q"), 1, 0..3);
     site.pass(Duration::from_millis(10)).await;
     let age = site.status().oldest_seconds.unwrap();
@@ -268,7 +268,7 @@ async fn a_login_that_is_refused_for_now_is_tried_again_soon() {
     assert_eq!(take(&upstream).0, numbers(0..3));
 }
 
-/// The pool remembers for a while that a password was accepted.
+/// The pool remembers an accepted password for a while.
 #[tokio::test(start_paused = true)]
 async fn an_old_password_that_was_presented_last_does_not_keep_the_new_one_from_being_used() {
     let mut site = Simulated::new(&disk(), config());
@@ -282,7 +282,7 @@ async fn an_old_password_that_was_presented_last_does_not_keep_the_new_one_from_
     spool_some(&site.spool, &local, "", "q", 0..3);
     site.pass(Duration::from_secs(1)).await;
     assert_eq!(take(&upstream).0, numbers(0..3));
-    // With nothing else that is known it waits, and continues with the next login.
+    // Without other known credentials it waits, and continues with the next login.
     site.refused.lock().push(new);
     site.upstream.lose();
     site.pass(LONG).await;
@@ -322,7 +322,7 @@ async fn each_accepted_login_counts() {
     let local = site.queue();
     let before = local.logins();
     drop(site.queue());
-    assert_ne!(local.logins(), before, "it may have come while the same one was being refused");
+    assert_ne!(local.logins(), before, "the login may have come while an equal one was being refused");
 }
 
 #[tokio::test(start_paused = true)]
@@ -361,7 +361,7 @@ async fn a_password_that_a_forwarder_was_refused_counts_for_no_virtual_host() {
 async fn newer_credentials_replace_a_connection_after_a_while_without_copies() {
     let mut site = Simulated::new(&disk(), config());
     let (local, upstream) = (site.queue(), site.declare("q", &FieldTable::new()));
-    // Something to do all the time, so that the connection stays.
+    // Constant work, so that the connection stays in use.
     site.declare("full", &super::deferring::limited(0));
     spool_some(&site.spool, &local, "", "full", 10..11);
     for number in 0..10 {
@@ -392,7 +392,7 @@ async fn a_message_is_parked_if_newer_credentials_are_refused_as_well() {
     let mut bodies = take(&upstream).0;
     bodies.dedup();
     assert_eq!(bodies, ["0", "2"]);
-    // Nothing newer is known: that holds for the next one.
+    // Nothing newer is known, which also holds for the next message.
     spool_some(&site.spool, &local, "amq.fanout", "k", 3..4);
     site.pass(Duration::from_secs(1)).await;
     assert_eq!((site.isolated.lock().len(), site.spool.parked()), (2, 2));

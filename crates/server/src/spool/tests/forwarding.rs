@@ -1,4 +1,4 @@
-//! Spooled messages on their way to the upstream.
+//! Forwarding of spooled messages to the upstream.
 
 use amqp::{FieldTable, FieldValue, Properties, RawTable};
 use broker::{Binding, ExchangeDeclare, Queue, QueueDeclare, SessionId};
@@ -23,7 +23,7 @@ impl Simulated {
         self.upstream.vhost().declare_queue(SessionId(77), &declare, Timestamp::default()).unwrap().queue
     }
 
-    /// Declares an exchange upstream that passes everything on to a queue.
+    /// Declares an upstream exchange that routes everything to a queue.
     pub(super) fn declare_fanout(&self, exchange: &str, queue: &str) {
         let vhost = self.upstream.vhost();
         let declare = ExchangeDeclare { name: exchange, kind: "fanout", ..ExchangeDeclare::default() };
@@ -33,7 +33,7 @@ impl Simulated {
     }
 }
 
-/// The bodies of a queue's messages in ascending order, without repetitions.
+/// The bodies of a queue's messages in ascending order, without duplicates.
 fn take_distinct(queue: &Queue) -> Vec<String> {
     let mut bodies = take(queue).0;
     bodies.sort_unstable_by_key(|body| body.parse::<u32>().unwrap());
@@ -153,7 +153,7 @@ async fn refused_messages_are_parked_and_block_nobody() {
     spool_some(&site.spool, &local, "gone", "k", 2..5);
     spool_some(&site.spool, &local, "", "q", 5..7);
     site.pass(LONG).await;
-    // Messages that were in flight with the first refused one may come twice.
+    // Messages in flight with the first refused one may be duplicated.
     let mut bodies = take(&upstream).0;
     bodies.sort_unstable();
     bodies.dedup();
@@ -281,7 +281,7 @@ async fn a_restart_forgets_the_queues_of_users_without_messages() {
     assert_eq!((&*status.user, status.messages), (USER, 3));
 }
 
-/// Users whose login is refused have one message each in memory, and leave all the rest to the others.
+/// Users whose login is refused hold one message each in memory, and leave the rest to the others.
 #[tokio::test(start_paused = true)]
 async fn users_without_a_way_to_the_upstream_take_no_memory_of_others() {
     let mut site = Simulated::new(&disk(), config());
@@ -315,7 +315,7 @@ async fn a_login_ends_the_pause_after_a_refused_one_at_once() {
     site.pass(Duration::from_secs(1)).await;
     assert!(site.status().trouble.is_some());
     *site.upstream.refusal.lock() = None;
-    // The same ones: the upstream has changed its mind.
+    // The same credentials: the upstream accepts them now.
     drop(site.queue());
     site.pass(Duration::from_millis(10)).await;
     assert_eq!((take(&upstream).0, site.status().trouble), (numbers(0..3), None));
@@ -376,7 +376,7 @@ async fn a_fault_that_may_be_another_clients_parks_nothing_before_it_comes_again
     site.pass(LONG).await;
     site.pass(LONG).await;
     assert_eq!((site.spool.parked(), site.status().messages), (1, 0));
-    // The next message may be another of these.
+    // The next message may be another such message.
     for number in 2..4 {
         spool_some(&site.spool, &local, "", "q", number..number + 1);
         site.pass(LONG).await;
@@ -411,13 +411,13 @@ async fn a_queue_that_has_stalled_connections_gets_one_message_at_a_time() {
         site.pass(Duration::from_millis(10)).await;
     }
     site.pass(Duration::from_millis(10)).await;
-    // The next connection takes what is published and confirms nothing.
+    // The next connection accepts publishes and confirms nothing.
     site.upstream.closes_for("nothing", Fault::new(ReplyCode::ConnectionForced, text));
-    site.upstream.falls_silent();
+    site.upstream.stop_confirming();
     site.pass(LONG).await;
     assert_eq!((site.status().messages, site.status().deferred), (20, 19));
-    // The one after it confirms again.
-    site.upstream.answers_again();
+    // The connection after that confirms again.
+    site.upstream.resume_confirming();
     site.upstream.lose();
     site.pass(LONG).await;
     assert_eq!((take(&upstream).0, site.status().messages), (numbers(0..20), 0));
@@ -439,7 +439,7 @@ async fn an_upstream_that_shuts_down_parks_nothing() {
 async fn a_shutdown_in_an_outage_waits_for_no_confirm() {
     let mut site = Simulated::new(&disk(), config());
     let (local, _upstream) = (site.queue(), site.declare("q", &FieldTable::new()));
-    site.upstream.falls_silent();
+    site.upstream.stop_confirming();
     spool_some(&site.spool, &local, "", "q", 0..5);
     site.pass(Duration::from_secs(1)).await;
     site.is_reachable.store(false, Ordering::Relaxed);
@@ -454,13 +454,13 @@ async fn a_shutdown_in_an_outage_waits_for_no_confirm() {
 async fn an_upstream_that_confirms_nothing_is_reported() {
     let mut site = Simulated::new(&disk(), config());
     let (local, _upstream) = (site.queue(), site.declare("q", &FieldTable::new()));
-    site.upstream.falls_silent();
+    site.upstream.stop_confirming();
     spool_some(&site.spool, &local, "", "q", 0..5);
     site.pass(LONG).await;
     assert_eq!(site.status().trouble.as_deref(), Some("the upstream confirms nothing"));
 }
 
-/// Power failures at random: nothing that was on disk is lost, and the order is kept over the restart.
+/// Power failures at random: nothing that was on disk is lost, and the order is kept across the restart.
 #[tokio::test(start_paused = true)]
 async fn nothing_on_disk_is_lost_in_a_power_failure() {
     for seed in 0..200 {

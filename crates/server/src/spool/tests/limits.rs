@@ -1,4 +1,4 @@
-//! The limits in bytes: what one user leaves the others, and limits that a restart has changed.
+//! The limits in bytes: each user's share, and limits that change with a restart.
 
 use amqp::FieldTable;
 use transport::Outbox;
@@ -21,7 +21,7 @@ impl Simulated {
         queue
     }
 
-    /// Publishes for a user until that is blocked.
+    /// Publishes for a user until it is blocked.
     fn spool_until_blocked(&self, queue: &SpoolQueue, routing_key: &str) {
         let mut messages = 0;
         while !self.is_blocked(queue) {
@@ -55,7 +55,7 @@ async fn users_whose_queue_is_full_leave_the_others_some_of_the_spool() {
     site.spool_until_blocked(&two, "full 2");
     let of_two = site.bytes(&two);
     assert!(of_two.abs_diff(share(MAX - of_one)) < 200, "{of_two}");
-    // Messages that wait for the full queue are deferred, and count as before.
+    // Messages that wait for the full queue are deferred, and still count.
     site.pass(LONG).await;
     let status = site.spool.local.status(&one);
     assert_eq!((status.bytes, status.max_bytes), (of_one, share(MAX - of_two)));
@@ -66,7 +66,7 @@ async fn users_whose_queue_is_full_leave_the_others_some_of_the_spool() {
     assert!(!site.is_blocked(&other));
     assert_eq!(upstream.message_count(), 20);
 
-    // One gets on, and leaves the other more.
+    // One user continues, which leaves more for the other.
     site.upstream.vhost().delete_queue(broker::SessionId(77), "full 1", false, false).unwrap();
     site.declare("full 1", &FieldTable::new());
     site.pass(LONG).await;
@@ -93,14 +93,14 @@ async fn a_restart_with_narrower_limits_applies_them_to_existing_messages() {
     site.spool.drain(LONG).await;
     drop((one, parking, site));
 
-    // More than half is parked: what follows is not, and the other user has more than its share.
+    // More than half is parked: further messages are not, and the other user exceeds its share.
     let site = Simulated::new(&disk, limited_spool());
     site.is_reachable.store(false, Ordering::Relaxed);
     let one = site.spool.local.existing_queue("/", "one").unwrap();
     assert!(one.alarms.is_raised(Resource::SpoolShare) && !site.spool.local.has_parking_capacity(&one));
     drop((one, site));
 
-    // Its age as well, as soon as the oldest message has been read.
+    // Its age limit as well, as soon as the oldest message has been read.
     let mut site = Simulated::new(&disk, SpoolConfig { max_age: Duration::from_secs(1 << 20), ..config() });
     site.is_reachable.store(false, Ordering::Relaxed);
     let one = site.spool.local.existing_queue("/", "one").unwrap();

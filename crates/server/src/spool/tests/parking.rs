@@ -1,4 +1,4 @@
-//! Parked messages, in the hands of an operator.
+//! Operations on parked messages.
 
 use amqp::FieldTable;
 
@@ -61,7 +61,7 @@ async fn operators_see_the_times_of_parked_messages_by_the_wall_clock() {
     assert!((parked.accepted_at..=last).contains(&parked.refused_at), "{parked:?} {first} {last}");
 }
 
-/// The queue of another user, who is logged in as well.
+/// The queue of another user, who has also logged in.
 fn queue_of_another(site: &Simulated) -> Arc<SpoolQueue> {
     let queue = site.spool.queue("/", "other").unwrap();
     queue.logged_in(Arc::new(Credentials::plain("other", "secret")));
@@ -70,7 +70,7 @@ fn queue_of_another(site: &Simulated) -> Arc<SpoolQueue> {
 
 const OTHER: SpoolSelection<'_> = SpoolSelection { user: Some("other"), vhost: Some("/") };
 
-/// More than are read in one step, and in between.
+/// More messages than one step reads, of two users alternately.
 async fn parked_of_two(site: &mut Simulated) {
     let (one, other) = (site.queue(), queue_of_another(site));
     for part in 0..5 {
@@ -125,7 +125,7 @@ async fn parked_messages_of_one_user_are_dropped_and_the_others_stay() {
     assert_eq!((site.spool.parked(), site.spool.local.parked().bytes()), (0, 0));
 }
 
-/// Drops what waits on a thread of its own, as the HTTP API does, while the forwarders have their turns.
+/// Drops waiting messages on another thread, as the HTTP API does, while the forwarders run.
 async fn purge_waiting(site: &mut Simulated, selection: SpoolSelection<'static>) -> u64 {
     let spool = Arc::clone(&site.spool);
     let purge = std::thread::spawn(move || spool.purge_waiting(selection));
@@ -141,7 +141,7 @@ async fn messages_waiting_for_a_login_an_upstream_or_a_confirm_can_be_purged() {
     let mut site = Simulated::new(&disk(), config());
     let upstream = site.declare("q", &FieldTable::new());
     let (local, other) = (site.spool.queue("/", USER).unwrap(), queue_of_another(&site));
-    site.upstream.falls_silent();
+    site.upstream.stop_confirming();
     spool_some(&site.spool, &local, "", "q", 0..10);
     spool_some(&site.spool, &other, "", "q", 10..15);
     site.pass(LONG).await;
@@ -162,7 +162,7 @@ async fn messages_waiting_for_a_login_an_upstream_or_a_confirm_can_be_purged() {
     assert_eq!((status.messages, status.bytes, status.oldest_seconds), (0, 0, None));
 
     site.is_reachable.store(true, Ordering::Relaxed);
-    site.upstream.answers_again();
+    site.upstream.resume_confirming();
     site.upstream.lose();
     spool_some(&site.spool, &local, "", "q", 20..25);
     for _ in 0..3 {

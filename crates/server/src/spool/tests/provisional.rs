@@ -1,4 +1,4 @@
-//! Clients that were admitted before the upstream had decided about their login.
+//! Clients admitted before the upstream has decided about their login.
 
 use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;
@@ -29,7 +29,7 @@ fn answered(answer: Result<(), LoginError>) -> Asking<()> {
     Box::pin(std::future::ready(answer))
 }
 
-/// An upstream that gives these answers in turn, and says nothing then.
+/// An upstream that gives these answers in turn, and then none.
 struct Asked {
     ask: AskUpstream,
     count: Arc<AtomicUsize>,
@@ -50,7 +50,7 @@ impl Asked {
 }
 
 impl Simulated {
-    /// A client whose first question gets this answer.
+    /// Admits a client whose first request gets this answer.
     fn admit(&self, password: &str, first: Asking<()>, asked: &Asked) -> Arc<ProvisionalLogin> {
         let queue = self.spool.queue("/", USER).unwrap();
         let credentials = Arc::new(Credentials::plain(USER, password));
@@ -68,11 +68,11 @@ async fn clients_with_one_login_share_a_question_that_is_asked_until_it_is_decid
     let one = site.admit("secret", answered(Err(away())), &asked);
     let other = site.admit("secret", answered(Err(failed(ReplyCode::NotAllowed, "never polled"))), &asked);
     assert_eq!(site.spool.unverified_clients(), 2);
-    // A limit that is reached for now has ended neither of them.
+    // A temporary limit has ended neither of them.
     site.pass(LONG).await;
     assert!(one.decision() == Some(&Ok(())) && other.decision() == Some(&Ok(())));
     assert_eq!((asked.count.load(Ordering::Relaxed), site.spool.unverified_clients()), (3, 0));
-    // The forwarder has them now.
+    // The forwarder has the credentials now.
     assert!(site.spool.queue("/", USER).unwrap().credentials().is_some());
 }
 
@@ -93,7 +93,7 @@ async fn a_refusal_ends_the_clients_with_its_password_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_is_asked_about_clients_that_have_gone() {
+async fn disconnected_clients_are_not_checked() {
     let mut site = Simulated::new(&SimDisk::new(1, 1 << 30), config());
     let asked = Asked::new((0..1000).map(|_| Err(away())));
     let gone = site.admit("secret", answered(Err(away())), &asked);
@@ -103,7 +103,7 @@ async fn nobody_is_asked_about_clients_that_have_gone() {
     let count = asked.count.load(Ordering::Relaxed);
     site.pass(LONG).await;
     assert_eq!((asked.count.load(Ordering::Relaxed), site.spool.unverified_clients()), (count, 0));
-    // The next one is asked about again.
+    // The next client causes a new request.
     let next = site.admit("secret", answered(Ok(())), &asked);
     site.pass(LONG).await;
     assert!(next.decision().is_some());

@@ -17,7 +17,7 @@ use crate::stomp::properties::write_headers;
 /// Encodes the messages of one subscription, and counts them.
 pub(super) struct Messages {
     pub(super) form: MessageForm,
-    /// The connection as operators see it.
+    /// The connection's entry in the registry; `None` until it is open.
     pub(super) view: Option<Arc<OpenConnection>>,
 }
 

@@ -1,7 +1,6 @@
-//! Receipts that wait until their requests are on disk.
+//! Receipts that wait until their requests' changes are on disk.
 //!
-//! They are sent in the order of the requests: a client that has a receipt knows that all earlier requests are
-//! done, too.
+//! They are sent in the order of the requests, so that a receipt implies that all earlier requests are done as well.
 
 use std::sync::Arc;
 
@@ -14,19 +13,19 @@ use crate::stomp::session::{MAX_WAITING_RECEIPTS, Receipt};
 pub(super) struct Receipts {
     waiting: AnswerQueue<Receipt>,
     bytes: usize,
-    /// Receipts for messages that the publisher has not flushed, each with the message's index since the last flush.
+    /// Receipts for messages that the publisher has not flushed: the message's index since the last flush, and the
+    /// receipt.
     unflushed: Vec<(u64, Box<str>)>,
 }
 
 impl Receipts {
-    /// Called when a message with a receipt was given to the publisher, as message number `before` since its
-    /// last flush.
+    /// Called when a message with a receipt was passed to the publisher, after `before` others since its last flush.
     pub(super) fn published(&mut self, id: &str, before: u64) {
         self.bytes += Receipt::cost(id);
         self.unflushed.push((before, id.into()));
     }
 
-    /// Called when the publisher was flushed. `waiter` is woken when it is worth calling [`next`](Self::next).
+    /// Called when the publisher was flushed. `waiter` is woken when [`next`](Self::next) may have a receipt.
     pub(super) fn flushed(
         &mut self,
         flushed: &Flushed,
@@ -41,7 +40,7 @@ impl Receipts {
         }
     }
 
-    /// Called when a request is done except for `until`.
+    /// Called when a request is done except for the writes `until`.
     pub(super) fn done(
         &mut self,
         receipt: Receipt,
@@ -52,7 +51,7 @@ impl Receipts {
         self.waiting.push(receipt, until, store, waiter);
     }
 
-    /// The next receipt that need not wait any more.
+    /// The next receipt whose writes are on disk.
     pub(super) fn next(&mut self, store: Option<&Arc<Store>>) -> Option<Receipt> {
         let receipt = self.waiting.next(store)?;
         self.bytes -= Receipt::cost(&receipt.id);

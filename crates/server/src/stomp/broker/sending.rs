@@ -1,4 +1,4 @@
-//! SEND, and the queues and replies that it may need.
+//! SEND, and the queues and reply queues that it may need.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ pub(super) struct Reply {
 }
 
 impl BrokerStompSession {
-    /// Publishes a message, or holds it until its transaction is committed.
+    /// Publishes a message, or keeps it until its transaction is committed.
     pub(super) fn send(
         &mut self,
         destination: &str,
@@ -58,7 +58,7 @@ impl BrokerStompSession {
         Ok(())
     }
 
-    /// The queue of `/queue/NAME`, declared unless this connection has already done so.
+    /// The queue of `/queue/NAME`, declared unless this connection has declared it already.
     pub(super) fn ensure_queue(
         &mut self,
         name: &str,
@@ -97,7 +97,7 @@ impl BrokerStompSession {
         declared.map(|declared| (declared.queue, declared.ticket)).map_err(of_fault)
     }
 
-    /// The reply queue for `/temp-queue/NAME`, created with a subscription to it at the first request.
+    /// The reply queue for `/temp-queue/NAME`, created with a subscription to it for the first request.
     fn reply_queue(&mut self, name: &str) -> Result<String, StompFault> {
         if let Some(reply) = self.replies.get(name) {
             return Ok(reply.queue.name().to_string());

@@ -36,32 +36,32 @@ pub(in crate::stomp) struct BrokerStompSession {
     pub(super) receipts: Receipts,
     /// By subscription number.
     pub(super) subscriptions: HashMap<u64, Subscription>,
-    /// First delivery tag of the next subscription, so that a subscription that reuses an id does not repeat
-    /// message identifiers.
+    /// The first delivery tag of the next subscription, so that message identifiers do not repeat if a subscription id is
+    /// reused.
     pub(super) next_tag: u64,
-    /// Reply queues by the names of the `/temp-queue`s.
+    /// The reply queues, by `/temp-queue` name.
     pub(super) replies: HashMap<Box<str>, Reply>,
     pub(super) transactions: HashMap<TransactionId, StompTransaction>,
     /// Bytes of messages in `transactions`.
     pub(super) transaction_bytes: usize,
-    /// The transaction of a COMMIT that has begun, until it is done; one that has failed stays until the session's end.
+    /// The transaction of a COMMIT that is in progress. One that has failed stays here until the session ends.
     pub(super) commit: Option<Box<StompCommit>>,
-    /// The rest of very many deliveries that an ACK or NACK settles, while this waits for its next turn.
+    /// The rest of the deliveries that an ACK or NACK settles, which takes more than a turn.
     pub(super) settling: Option<Settlement>,
-    /// Queues already declared, so that not every message declares its queue again.
+    /// Queues that this connection has declared, so that not every message declares its queue again.
     pub(super) declared: HashMap<Box<str>, Arc<Queue>>,
     /// Set while an alarm of the server blocks the client.
     blocked: Option<Blocked>,
-    /// When to look for overdue deliveries; `None` while there can be none.
+    /// When to check for overdue deliveries; `None` while there can be none.
     next_check: Option<Instant>,
     /// Publishes the traces of its deliveries to the firehose.
     traces: TracePublisher,
-    /// Asks the user's auth backend about the request that is under way, which is then repeated.
+    /// Asks the user's auth backend about the request in `waiting`.
     question: PendingAuthorisation,
-    /// That request, or one for which a turn was not enough: it is repeated, and continues, in the next one. Nothing is read
-    /// from the client while it waits.
+    /// A request that waits for `question`, or that takes more than a turn and is called again in the next one. The
+    /// client is not read meanwhile.
     waiting: Option<Box<Request<'static>>>,
-    /// The receipt that it asks for, if it has failed.
+    /// The receipt that `waiting` asked for, if it has failed.
     failed_receipt: Option<Box<str>>,
     /// Set when the session's end begins.
     ended: bool,
@@ -79,10 +79,10 @@ pub(super) struct StompContext {
     pub(super) vhost: Arc<VirtualHost>,
     pub(super) session: SessionId,
     pub(super) version: StompVersion,
-    /// The identifier of the session.
+    /// The session identifier.
     pub(super) name: Arc<str>,
     pub(super) consumers: Arc<ConnectionConsumers>,
-    /// The connection as operators see it. Set once it is open.
+    /// The connection's entry in the registry; `None` until it is open.
     pub(super) view: Option<Arc<OpenConnection>>,
     outbox: Arc<Outbox>,
     publish_gate: PublishGate,
@@ -159,7 +159,7 @@ impl BrokerStompSession {
         })
     }
 
-    /// Flushes publishes within the turn, and takes note of the report unless that is [unfinished](Flushed::unfinished).
+    /// Flushes publishes within the turn, and applies the result unless it is [unfinished](Flushed::unfinished).
     pub(super) fn flush_published(&mut self) -> Flushed {
         if self.unflushed == 0 {
             return Flushed::default();
@@ -185,13 +185,13 @@ impl BrokerStompSession {
     /// As in RabbitMQ, the first message during an alarm is accepted, and nothing after it.
     fn wait_out_alarms(&mut self) {
         let alarms = &self.context.shared.alarms;
-        if alarms.stand() && self.blocked.is_none() {
+        if alarms.any_raised() && self.blocked.is_none() {
             self.blocked = alarms.block(&self.context.outbox).map(|(blocked, _)| blocked);
         }
     }
 
-    /// Performs a request. One whose permission has not been asked for yet changes nothing. Returns `false` if it is to be
-    /// repeated in the next turn, since this one was not enough.
+    /// Performs a request. Changes nothing if its permission has not been asked for yet. Returns `false` if it takes more
+    /// than the turn, and has to be called again in the next one.
     fn perform(&mut self, request: &Request<'_>, now: Instant) -> Result<bool, StompFault> {
         self.set_time(now);
         let receipt = request.receipt();
@@ -200,7 +200,7 @@ impl BrokerStompSession {
             self.wait_out_alarms();
             return Ok(true);
         }
-        // Messages are published before any other frame takes effect.
+        // Earlier messages are published before any other frame takes effect.
         if self.commit.is_none() && self.flush_published().unfinished {
             return Ok(false);
         }
@@ -245,7 +245,7 @@ impl BrokerStompSession {
             }
             EventKind::Send { .. } => DiskPoint::default(),
         };
-        // A subscription gets no message before its receipt, which waits until what the frame did is on disk.
+        // A subscription gets no message before its receipt, which waits until the frame's changes are on disk.
         let new = match &request.kind {
             EventKind::Subscribe(subscribe) => Some(subscribe.number),
             _ => None,
@@ -261,7 +261,7 @@ impl BrokerStompSession {
         Ok(true)
     }
 
-    /// Performs the request that waits, if the user's auth backend is not being asked about it.
+    /// Continues the waiting request, unless its question is still open.
     fn continue_waiting(&mut self, now: Instant) -> Result<(), StompFault> {
         self.question.take_answered();
         if self.question.is_open() {
@@ -296,7 +296,7 @@ impl BrokerStompSession {
         Ok(false)
     }
 
-    /// Interval at which to look for overdue deliveries.
+    /// Interval at which overdue deliveries are checked for.
     fn check_interval(&self) -> Duration {
         self.context.shared.config.consumer_timeout.min(MAX_CHECK_INTERVAL)
     }
@@ -361,13 +361,13 @@ impl StompSession for BrokerStompSession {
         self.set_time(now);
         self.context.publish_gate.resume(&self.context.vhost);
         self.continue_waiting(now)?;
-        // Flushed even without room: a message that has reached only some of its queues delays dead-lettering
-        // and the log.
+        // Flushed even while publishing is paused: a message that only some of its queues have delays dead-lettering and
+        // the log.
         self.flush(now);
         let Self { context, traces, .. } = self;
         traces.publish(context.consumers.traces(), &context.publish_gate, context.now, || context.tracer());
         self.context.consumers.resume_deferred(self.context.now);
-        if self.blocked.is_some() && !self.context.shared.alarms.stand() {
+        if self.blocked.is_some() && !self.context.shared.alarms.any_raised() {
             self.blocked = None;
         }
         let cancelled = self.context.consumers.take_cancelled();

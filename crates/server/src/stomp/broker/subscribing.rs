@@ -33,11 +33,11 @@ pub(super) struct Subscription {
 
 /// The properties of a new consumer.
 pub(super) struct NewConsumer {
-    /// Identifies the consumer when the broker cancels it: its number, or the name of a `/temp-queue`.
+    /// The name under which the broker cancels the consumer: the subscription's number, or the name of a `/temp-queue`.
     pub(super) word: Box<str>,
     pub(super) form: MessageForm,
     pub(super) is_acked: bool,
-    /// Most unacknowledged messages; 0 means no limit.
+    /// The prefetch; 0 means no limit.
     pub(super) limit: u16,
     pub(super) arguments: FieldTable,
 }
@@ -59,8 +59,8 @@ impl Subscription {
 }
 
 impl BrokerStompSession {
-    /// Adds a subscription, which is yet to be [started](crate::stomp::session::StompSession::start). Returns the changes
-    /// to wait for.
+    /// Adds a subscription, which has to be [started](crate::stomp::session::StompSession::start). Returns the changes to
+    /// wait for.
     pub(super) fn subscribe(
         &mut self,
         subscribe: &SubscriptionRequest,
@@ -101,7 +101,7 @@ impl BrokerStompSession {
         headers: &Headers<'_>,
     ) -> Result<(Arc<Queue>, Ticket), StompFault> {
         let name = subscription_queue(destination, headers)?;
-        // A request that is repeated has one name.
+        // A repeated request keeps its generated name.
         let name = self.context.authorised.generated_name(|| name);
         check_short("x-queue-name", &name)?;
         let (source, routing_key) = destination.route();
@@ -114,8 +114,8 @@ impl BrokerStompSession {
         match context.authorised.bind_queue(context.session, &binding) {
             Ok(ticket) => Ok((queue, declared.max(ticket))),
             Err(error) => {
-                // A new queue would never be consumed. An existing one is in use, for example by a durable
-                // subscription. A failure to delete it changes nothing about the error.
+                // A new queue would never be consumed from, so it is deleted; the result does not matter. An existing
+                // queue is in use, for example by a durable subscription.
                 if is_new {
                     let _ = context.vhost.delete_queue(context.session, queue.name(), true, true);
                 }
@@ -124,13 +124,13 @@ impl BrokerStompSession {
         }
     }
 
-    /// Adds a consumer to a queue, which is yet to be [started](Subscription::start).
+    /// Adds a consumer to a queue; the caller [starts](Subscription::start) it.
     pub(super) fn consume(&self, queue: &Arc<Queue>, new: NewConsumer) -> Result<Subscription, StompFault> {
         let NewConsumer { word, form, is_acked, limit, arguments } = new;
         let arguments = arguments.encode();
         let context = &self.context;
         context.authorised.check_read_queue(queue.name()).map_err(of_fault)?;
-        // A placeholder: STOMP has no channels and no frame limit.
+        // Placeholders: STOMP has no channels and no frame size limit.
         let channel = Channel { channel: 0, frame_max: 0 };
         let deliveries = Deliveries::new(Arc::clone(&context.consumers), channel).starting_at(self.next_tag);
         let deliveries = Arc::new(deliveries);
@@ -191,8 +191,8 @@ impl BrokerStompSession {
         deleted.map(|(_, ticket)| ticket.into()).map_err(of_fault)
     }
 
-    /// ACK or NACK. Returns the changes to wait for; `None` if it is to be called again in the next turn, since this one was
-    /// not enough.
+    /// Handles ACK or NACK. Returns the changes to wait for; `None` if it takes more than the turn, and has to be called
+    /// again in the next one.
     pub(super) fn settle(&mut self, settle: Settle) -> Result<Option<DiskPoint>, StompFault> {
         if let Some(transaction) = settle.transaction {
             self.hold_settlement(transaction, settle)?;
@@ -220,7 +220,7 @@ impl BrokerStompSession {
     pub(super) fn cancelled(&mut self, cancelled: &Cancelled) -> Option<CancelledSubscription> {
         let is_it = |own: &Subscription| Arc::ptr_eq(&own.deliveries, &cancelled.deliveries);
         if self.replies.get(&cancelled.tag).is_some_and(|reply| is_it(&reply.subscription)) {
-            // The next request creates another.
+            // The next request creates another reply queue.
             self.replies.remove(&cancelled.tag);
             return None;
         }
@@ -233,7 +233,7 @@ impl BrokerStompSession {
     }
 }
 
-/// The outcome of deliveries: RabbitMQ sends a NACK on as basic.nack.
+/// The outcome of an ACK or NACK. RabbitMQ treats a NACK as basic.nack.
 pub(super) fn settlement_of(settle: Settle) -> DeliverySettlement {
     if settle.is_ack {
         DeliverySettlement::Ack

@@ -1,8 +1,8 @@
 //! BEGIN to COMMIT: messages and settlements that take effect together.
 //!
-//! As in RabbitMQ, none of them takes effect before COMMIT: its adapter holds the frames, and messages are routed, and the
-//! user's rights checked, when it repeats them. All messages are validated before the first is published, so that a commit that
-//! fails has no effect. A commit takes as many turns as it needs.
+//! As in RabbitMQ, whose adapter keeps the frames until COMMIT and then handles them, no message is routed and no right
+//! is checked before. All messages are validated before the first is published, so that a failing commit has no effect. A
+//! commit takes as many turns as it needs.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -47,11 +47,11 @@ impl StompTransaction {
 
 /// A transaction that is being committed.
 pub(super) struct StompCommit {
-    /// Those which have not been published yet.
+    /// Messages that have not been published yet.
     messages: VecDeque<TransactionMessage>,
-    /// The number of messages that have been validated. The first is published once all have been.
+    /// Number of validated messages. Publishing starts once all are valid.
     checked: usize,
-    /// The log position to wait for until those published are on disk.
+    /// The log position up to which the published messages have to be on disk.
     published: Option<Lsn>,
     /// Full queues have refused some of the messages.
     is_partial: bool,
@@ -71,12 +71,12 @@ impl StompCommit {
 pub(super) struct Committed {
     /// The changes to wait for.
     pub(super) until: DiskPoint,
-    /// Full queues have refused some of the messages.
+    /// Whether full queues have refused some of the messages.
     pub(super) is_partial: bool,
 }
 
 impl BrokerStompSession {
-    /// Holds a message until COMMIT.
+    /// Keeps a message until COMMIT.
     pub(super) fn hold(
         &mut self,
         id: TransactionId,
@@ -93,7 +93,7 @@ impl BrokerStompSession {
         Ok(())
     }
 
-    /// Holds a settlement until COMMIT.
+    /// Keeps a settlement until COMMIT.
     pub(super) fn hold_settlement(&mut self, id: TransactionId, settle: Settle) -> Result<(), StompFault> {
         let unknown = || unknown_delivery(settle.delivery_tag);
         let own = self.subscriptions.get(&settle.subscription).ok_or_else(unknown)?;
@@ -106,12 +106,12 @@ impl BrokerStompSession {
         Ok(())
     }
 
-    /// Commits a transaction, or continues to. Returns `None` if it is to be called again in the next turn, since this one was
-    /// not enough.
+    /// Commits a transaction, or continues the commit. Returns `None` if it takes more than the turn, and has to be
+    /// called again in the next one.
     ///
     /// # Errors
-    /// A fault ends the connection, and the transaction with it; but if the user's auth backend has to be asked first, the
-    /// commit is to be repeated.
+    /// A fault ends the connection and the transaction. If only the user's auth backend has to be asked first, the call
+    /// is repeated instead.
     pub(super) fn commit(&mut self, id: TransactionId) -> Result<Option<Committed>, StompFault> {
         let Some(mut commit) = self.commit.take().or_else(|| self.begin_commit(id)) else {
             return Ok(Some(Committed::default()));
@@ -167,7 +167,7 @@ impl BrokerStompSession {
         }
     }
 
-    /// Publishes messages of a commit until the turn is over; returns whether all queues have all of them.
+    /// Publishes a commit's messages until the turn is over; returns whether all queues have all of them.
     fn publish_committed(&mut self, commit: &mut StompCommit) -> Result<bool, StompFault> {
         // Those of the last turn come first.
         if !self.flush_committed(commit) {
@@ -191,8 +191,8 @@ impl BrokerStompSession {
         !flushed.unfinished
     }
 
-    /// The fault for a message that is refused once its transaction has been taken apart: that cannot be repeated. The user's
-    /// auth backend can only be missing then if all its answers were forgotten a moment ago.
+    /// The fault for a message that is refused after publishing has begun, when the commit cannot be repeated.
+    /// `is_unasked` is possible here only if all answers of the user's auth backend have just been forgotten.
     fn refused_at_commit(&self, fault: StompFault) -> StompFault {
         if !fault.is_unasked {
             return fault;
@@ -201,10 +201,10 @@ impl BrokerStompSession {
         of_fault(Fault::new(ReplyCode::AccessRefused, RIGHTS_FORGOTTEN))
     }
 
-    /// Aborts a transaction: its deliveries are as before.
+    /// Aborts a transaction: its deliveries are unsettled again.
     pub(super) fn abort(&mut self, id: TransactionId) {
         let Some(transaction) = self.take_transaction(id) else { return };
-        // Deliveries are restored at once: each time goes over all of the subscription's.
+        // Restored together, since each restore goes over all deliveries of the subscription.
         let mut back = BTreeMap::new();
         for TransactionSettlement { subscription, held } in transaction.settlements {
             let of_subscription = back.entry(subscription).or_insert_with(|| (held.deliveries, Vec::new()));
@@ -214,7 +214,7 @@ impl BrokerStompSession {
             if self.subscriptions.contains_key(&subscription) {
                 deliveries.restore(unsettled);
             } else {
-                // As after the end of the subscription.
+                // The subscription has ended, so they are requeued.
                 DeliverySettlement::Requeue(Returned::Failed).apply_all(unsettled, self.context.now);
             }
         }
@@ -230,5 +230,5 @@ impl BrokerStompSession {
 /// Nanoseconds charged for the validation of a message.
 const VALIDATION: u32 = 400;
 
-/// The text of the refusal of a commit during which all answers of the user's auth backend were forgotten.
+/// The text of a refused commit during which all answers of the user's auth backend were forgotten.
 const RIGHTS_FORGOTTEN: &str = "the rights of the user were forgotten during the commit";

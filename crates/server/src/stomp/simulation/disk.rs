@@ -1,4 +1,4 @@
-//! Receipts wait for the disk: they are in order, and never sent before their changes are on disk.
+//! Receipts wait for the disk: sent in order, and never before their changes are on disk.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use store::journal::{CommitOutcome, JournalSettings};
 
 use super::*;
 
-/// A server with a disk, written to when the test says so.
+/// A server with a disk, whose writes the test runs.
 struct Durable {
     shared: Arc<Shared>,
     store: Arc<Store>,

@@ -29,11 +29,15 @@ fn a_connect_without_valid_credentials_vhost_or_address_is_refused() {
     let far = Peer::Ip("192.0.2.1:1".parse().unwrap());
     let reported = refused(&shared, far, &connect("login:guest\npasscode:guest\n"));
     assert_eq!(reported, "ERROR Bad CONNECT non-loopback access denied");
-    assert_eq!(shared.metrics.logins_refused.get(), 4, "those with credentials, as RabbitMQ counts them");
+    assert_eq!(
+        shared.metrics.logins_refused.get(),
+        4,
+        "only logins with credentials count, like in RabbitMQ"
+    );
 }
 
 #[test]
-fn a_client_that_does_not_log_in_is_given_up() {
+fn a_client_that_does_not_log_in_in_time_is_disconnected() {
     let mut conversation = Conversation::connect(&server(), Peer::Unix);
     conversation.send(b"CONN");
     let deadline = conversation.connection.next_deadline().unwrap();
@@ -117,7 +121,7 @@ fn a_client_that_does_not_read_is_sent_no_more_than_the_limit() {
 }
 
 #[test]
-fn everything_a_connection_had_is_counted_out() {
+fn a_closed_connection_is_removed_from_all_counts() {
     let shared = server();
     let mut conversation = Conversation::open(&shared);
     conversation.call("SUBSCRIBE\nid:1\ndestination:/topic/a\n\n");
@@ -134,7 +138,7 @@ fn headers_that_consumers_of_amqp_cannot_be_sent_are_refused() {
     let headers = |count: usize| -> String {
         (0..count).map(|number| format!("name{number}:{}\n", "x".repeat(500))).collect()
     };
-    // A frame has 4 KiB at most here.
+    // The maximum frame size is 4 KiB here.
     let send = |count: usize| format!("SEND\ndestination:/topic/t\nreceipt:r\n{}\n", headers(count));
     assert_eq!(conversation.call(&send(5)), ["RECEIPT r "]);
     let answers = conversation.call(&send(8));

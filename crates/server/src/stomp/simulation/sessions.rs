@@ -63,7 +63,7 @@ fn a_message_requeued_by_an_ending_session_skips_its_other_subscriptions() {
     let mut ending = Conversation::open(&shared);
     ending.call(&subscribe(1, "client"));
     assert_eq!(ending.call(&send("/queue/q", "r", "a")), ["MESSAGE 1 false a", "RECEIPT r "]);
-    // None of these subscriptions would requeue it.
+    // These subscriptions would accept the message without requeueing it.
     ending.call(&(2..30).map(|id| subscribe(id, "auto")).collect::<Vec<_>>().join("\0"));
     drop(ending);
     assert_eq!(Conversation::open(&shared).call(&subscribe(1, "auto")), ["MESSAGE 1 true a"]);
@@ -273,5 +273,5 @@ fn a_subscription_that_fails_leaves_no_queue_and_takes_none_away() {
     assert!(subscribe("amq.topic")[0].starts_with("RECEIPT"));
     assert_eq!(queues(), 1);
     assert!(subscribe("nowhere")[0].starts_with("ERROR"));
-    assert_eq!(queues(), 1, "it is of use to its subscriber still");
+    assert_eq!(queues(), 1, "its subscriber still uses the queue");
 }

@@ -1,4 +1,4 @@
-//! S6: what one client asks for takes as many turns as it needs. The clock is the work that is charged.
+//! S6: a client's request takes as many turns as it needs. Time is the charged work.
 
 use broker::{Binding, Queue, QueueDeclare, SessionId, Timestamp, VirtualHost};
 use sync::work::{TURN, Turn};
@@ -6,7 +6,7 @@ use transport::Intent;
 
 use super::*;
 
-/// Cost by which a turn may exceed its budget: a message and its hand-over to one queue.
+/// The excess of a turn over its budget: a message and its publishing to one queue.
 const STEP: u64 = 60_000;
 
 /// Number of turns after which a test gives up.
@@ -36,7 +36,7 @@ fn wide(count: usize) -> (Arc<Shared>, Arc<VirtualHost>, [Arc<Queue>; 2]) {
     (shared, vhost, ends)
 }
 
-/// Lets the connection handle nudges and untaken input for one turn; returns the answers. The turn is as long as it may be.
+/// Handles nudges and pending input in one turn, which must not exceed its budget; returns the answers.
 fn turn(client: &mut Conversation) -> Vec<String> {
     let turn = Turn::begin();
     let now = client.now;
@@ -49,7 +49,7 @@ fn turn(client: &mut Conversation) -> Vec<String> {
     client.received()
 }
 
-/// Takes turns until there are `count` answers; returns them, and the number of turns.
+/// Runs turns until there are `count` answers; returns them, and the number of turns.
 fn turns(client: &mut Conversation, count: usize) -> (Vec<String>, usize) {
     let mut answers = Vec::new();
     for turns in 1..ENDLESS {
@@ -63,7 +63,7 @@ fn turns(client: &mut Conversation, count: usize) -> (Vec<String>, usize) {
 
 const MESSAGES: usize = 500;
 
-/// Has a client send to all queues and to `/queue/own`, alternately, in a transaction that also acknowledges a message of
+/// Sends to all queues and to `/queue/own`, alternately, in a transaction that also acknowledges a message of
 /// `/queue/own`.
 fn fill_transaction(client: &mut Conversation) {
     let reported = client.call(
@@ -161,7 +161,7 @@ fn a_request_waits_until_a_message_before_it_has_reached_very_many_queues() {
 
 const HELD: usize = 6_000;
 
-/// A client that has [`HELD`] messages of `/queue/own` to acknowledge, with the mode `ack`, and that queue.
+/// A client with [`HELD`] unacknowledged messages of `/queue/own` in the mode `ack`, and that queue.
 fn holding(ack: &str) -> (Conversation, Arc<Queue>) {
     let (shared, vhost, _) = wide(1);
     let mut client = Conversation::open(&shared);
@@ -187,7 +187,7 @@ fn an_ack_of_very_many_messages_takes_as_many_turns_as_it_needs() {
     assert_eq!((answers, own.unacked_count()), (vec!["RECEIPT a ".to_owned(), "RECEIPT b ".to_owned()], 0));
 }
 
-/// Has the client acknowledge its messages in a transaction, each by a frame of its own.
+/// Acknowledges the client's messages in a transaction, each with its own frame.
 fn acknowledge_each(client: &mut Conversation) {
     let session = client.connection.protocol().session_name();
     client.call("BEGIN\ntransaction:t\n\n");

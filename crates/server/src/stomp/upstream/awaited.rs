@@ -1,24 +1,24 @@
-//! The methods whose answers are due.
+//! The methods that the upstream has yet to answer.
 //!
-//! RabbitMQ answers most methods in their order, but basic.consume from the process of its queue: other answers overtake that
-//! one. If the consumer is cancelled before, RabbitMQ 4 never answers it.
+//! RabbitMQ answers most methods of a channel in order. But basic.consume is answered by the queue's process, so other
+//! answers may overtake that one. If the consumer is cancelled before, RabbitMQ 4 never answers it.
 
 use std::collections::VecDeque;
 
 use amqp::Method;
 
-/// The methods of one channel that have not been answered, by number, ascending.
+/// A channel's unanswered methods, in ascending order of their numbers.
 #[derive(Debug, Default)]
 pub(super) struct AwaitedAnswers {
     waiting: VecDeque<(u64, Awaited)>,
-    /// Number of methods that were sent.
+    /// Number of methods sent.
     sent: u64,
 }
 
-/// A method whose answer is due.
+/// An unanswered method.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Awaited {
-    /// Nothing follows from the answer.
+    /// A method whose answer has no further effect.
     Answer,
     /// basic.consume of this subscription, with this consumer tag.
     Consumer(u64, Box<str>),
@@ -29,13 +29,13 @@ pub(super) enum Awaited {
 }
 
 impl AwaitedAnswers {
-    /// A method was sent.
+    /// Adds a method that was sent.
     pub(super) fn push(&mut self, awaited: Awaited) {
         self.sent += 1;
         self.waiting.push_back((self.sent, awaited));
     }
 
-    /// Takes the method that this is the answer to.
+    /// Takes the method that `answer` answers.
     pub(super) fn answer(&mut self, answer: &Method<'_>) -> Option<Awaited> {
         let consumes =
             |awaited: &Awaited, tag: &str| matches!(awaited, Awaited::Consumer(_, own) if **own == *tag);
@@ -57,12 +57,12 @@ impl AwaitedAnswers {
         self.waiting.iter().position(|(_, awaited)| is_it(awaited))
     }
 
-    /// Whether a consumer is being made.
+    /// Whether a basic.consume is unanswered.
     pub(super) fn has_consumers(&self) -> bool {
         self.position(|awaited| matches!(awaited, Awaited::Consumer(..))).is_some()
     }
 
-    /// Number of the method that was sent last.
+    /// Number of the last method that was sent.
     pub(super) fn last(&self) -> u64 {
         self.sent
     }
@@ -93,7 +93,7 @@ mod tests {
         awaited.push(Awaited::Answer);
         let mut answer = |method: Method<'_>| awaited.answer(&method);
         assert_eq!(answer(queue::DeclareOk::default().into()), Some(Awaited::ReplyQueue("r".into())));
-        // The consumer that it ends was never answered.
+        // basic.consume of this consumer was never answered.
         let cancel_ok = basic::CancelOk { consumer_tag: "T_b" };
         assert_eq!(answer(cancel_ok.into()), Some(Awaited::Cancel("T_b".into())));
         assert_eq!(answer(queue::BindOk {}.into()), Some(Awaited::Answer));

@@ -1,4 +1,4 @@
-//! Requests that take more than one turn, because they wait for an answer or are large. Nothing more is taken from the client
+//! Requests that take more than one turn, because they wait for an answer or are large. No other request is taken
 //! meanwhile.
 
 use std::collections::VecDeque;
@@ -10,25 +10,25 @@ use super::session::UpstreamStompSession;
 use crate::stomp::session::Receipt;
 use crate::stomp::transaction::TransactionMessage;
 
-/// A request that is not done.
+/// A request that is in progress.
 pub(super) enum DeferredRequest {
-    /// A SEND that waits for the queue of its reply.
+    /// A SEND that waits for the declaration of its reply queue.
     Send { message: TransactionMessage, transaction: Option<TransactionId> },
     /// A COMMIT whose messages are being published.
     Commit {
         messages: VecDeque<TransactionMessage>,
         settlements: Vec<(Settle, Vec<u64>)>,
         receipt: Option<Box<str>>,
-        /// Number of the last message that was published before.
+        /// Number of the last message published before the commit.
         published: u64,
-        /// Whether a queue has refused one of those that were published since.
+        /// Whether a queue has refused one of the commit's messages.
         is_refused: bool,
     },
 }
 
 impl UpstreamStompSession {
-    /// Continues with the deferred request, as far as that is possible.
-    pub(super) fn go_on_with_deferred(&mut self) {
+    /// Continues the deferred request as far as possible.
+    pub(super) fn continue_deferred(&mut self) {
         match self.deferred.take() {
             Some(DeferredRequest::Commit { mut messages, settlements, receipt, published, is_refused }) => {
                 while self.client.has_capacity()
@@ -63,7 +63,8 @@ impl UpstreamStompSession {
 }
 
 impl DeferredRequest {
-    /// A queue has refused a message. If it is one of a COMMIT, its receipt, which does not wait yet, will be a refusal.
+    /// Called when a queue has refused a message. If it is one of a COMMIT whose receipt does not wait yet, the receipt
+    /// becomes a refusal.
     pub(super) fn refuse(&mut self, number: u64) {
         if let Self::Commit { published, is_refused, .. } = self {
             *is_refused |= number > *published;

@@ -1,4 +1,4 @@
-//! Subscriptions to topics without acknowledgements and without a queue of their own: all such subscriptions of a user in a
+//! Subscriptions to topics without acknowledgements and without their own queue: all such subscriptions of a user in a
 //! virtual host share a queue upstream ([`crate::upstream::multiplexing`]).
 
 use std::sync::Arc;
@@ -21,22 +21,22 @@ use crate::upstream::multiplexing::{
     UpstreamLogin,
 };
 
-/// The subscriptions of one connection that share a queue with those of others.
+/// The subscriptions of one connection that use the shared queue.
 pub(super) struct LiveSubscriptions {
     shared: Arc<Shared>,
     outbox: Arc<Outbox>,
     login: UpstreamLogin,
-    /// Made with the first such subscription.
+    /// `None` until the first such subscription.
     joined: Option<(MultiplexedSubscriber, Arc<SubscriberInbox>)>,
-    /// Subscriptions whose keys are not bound yet.
+    /// Subscriptions whose binding keys are not bound yet.
     pending: HashSet<u64>,
-    /// The subscription whose receipt is to be sent before messages are taken.
+    /// The subscription whose receipt has to be sent before further messages are taken.
     starting: Option<u64>,
-    /// Number of messages that were sent to the client.
+    /// Number of messages sent to the client.
     sent: u64,
 }
 
-/// The number in message identifiers counts from here, where no delivery tag of the channel is.
+/// The first number in message identifiers: above all delivery tags of the channel.
 const FIRST_TAG: u64 = 1 << 40;
 
 impl LiveSubscriptions {
@@ -60,7 +60,7 @@ impl LiveSubscriptions {
         &self.login.vhost
     }
 
-    /// Whether a subscription to a topic with these headers needs no queue of its own.
+    /// Whether a subscription to a topic with these headers can use the shared queue.
     ///
     /// # Errors
     /// A header is invalid.
@@ -78,7 +78,7 @@ impl LiveSubscriptions {
             && wanted.arguments.is_empty())
     }
 
-    /// Has the key of a subscription bound.
+    /// Requests the binding of a subscription's key.
     pub(super) fn subscribe(&mut self, key: &str, number: u64) {
         let Backend::Upstream(pool) = &self.shared.backend else { return };
         let (subscriber, _) = self.joined.get_or_insert_with(|| {
@@ -106,19 +106,19 @@ impl LiveSubscriptions {
         self.start(number);
     }
 
-    /// Whether the key of a subscription is not bound yet.
+    /// Whether a subscription's key is not bound yet.
     pub(super) fn is_pending(&self, number: u64) -> bool {
         self.pending.contains(&number)
     }
 
-    /// The receipt of a subscription was sent.
+    /// Called when a subscription's receipt was sent.
     pub(super) fn start(&mut self, number: u64) {
         if self.starting == Some(number) {
             self.starting = None;
         }
     }
 
-    /// The next event, as long as no receipt has to be sent first.
+    /// The next event, unless a receipt has to be sent first.
     fn take(&self) -> Option<SubscriberEvent> {
         let (_, inbox) = self.joined.as_ref().filter(|_| self.starting.is_none())?;
         inbox.take(self.outbox.has_capacity())
@@ -136,10 +136,10 @@ impl LiveSubscriptions {
 }
 
 impl UpstreamStompSession {
-    /// Handles what has come from the shared queue.
+    /// Handles events of the shared queue.
     ///
     /// # Errors
-    /// A key was refused, the client is too slow, or there can be no shared queue any more.
+    /// A key was refused, the client is too slow, or the shared queue is lost for good.
     pub(super) fn receive_live(&mut self) -> Result<(), StompFault> {
         while let Some(event) = self.live.take() {
             match event {

@@ -13,16 +13,17 @@ pub(super) struct UpstreamReceipts {
     bytes: usize,
 }
 
-/// When a receipt is due.
+/// The condition for sending a receipt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Until {
-    /// That many of the methods that have an answer were answered.
+    /// All methods up to this number are answered.
     Answered(u64),
-    /// All messages up to the last of these numbers are confirmed. The receipt is for these: one of a SEND, all of a COMMIT.
+    /// All messages up to the end of the range are confirmed. The range has the receipt's own messages: one for SEND, all
+    /// for COMMIT.
     Confirmed(RangeInclusive<u64>),
-    /// The subscription's consumer is yet to be made: that is due when the receipt is the first that waits.
+    /// The subscription's consumer has not been requested, which happens when this receipt is the first in the queue.
     Consumes(u64),
-    /// The key of this subscription, which shares a queue with others, is bound.
+    /// The key of this subscription to the shared queue is bound.
     Subscribed(u64),
     /// Everything is done, and the channel is closed.
     Closed,
@@ -34,14 +35,14 @@ impl UpstreamReceipts {
         self.waiting.push_back((receipt, until));
     }
 
-    /// A queue has refused a message: the receipts that are for it become refusals.
+    /// Called when a queue has refused a message: its receipts become refusals.
     pub(super) fn refuse(&mut self, number: u64) {
         for (receipt, until) in &mut self.waiting {
             receipt.is_refused |= matches!(until, Until::Confirmed(own) if own.contains(&number));
         }
     }
 
-    /// When the first receipt is due.
+    /// The condition of the first receipt.
     pub(super) fn first(&mut self) -> Option<&mut Until> {
         self.waiting.front_mut().map(|(_, until)| until)
     }

@@ -21,18 +21,19 @@ use crate::stomp::sending::{SendRequest, message_body};
 use crate::stomp::session::{Receipt, unknown_delivery};
 use crate::stomp::transaction::TransactionMessage;
 
-/// Messages without acknowledgements that a subscription may have under way from the upstream: enough for a round trip of
-/// 50 ms at 4,000 messages a second, and few enough for the consumer to share its upstream connection.
+/// Prefetch of a subscription without acknowledgements: enough for 4,000 messages a second at a round trip of 50 ms, and
+/// few enough for the consumer to share its upstream connection.
 const WINDOW: u16 = 200;
 
-/// Consumer tags that a connection remembers as used; beyond that, it starts over.
+/// The maximum of used consumer tags that a connection remembers; above it, all are forgotten.
 const MAX_USED_TAGS: usize = 1024;
 
-/// Numbers of subscriptions to the queues of `/temp-queue`s, counted down from here: a client's own begin at 1.
+/// Numbers of subscriptions to `/temp-queue` queues, counted down from here; a client's own subscriptions count up from
+/// 1.
 const REPLY_NUMBERS: u64 = u64::MAX;
 
 impl UpstreamStompSession {
-    /// Publishes a message, or holds it until its transaction is committed.
+    /// Publishes a message, or keeps it until its transaction is committed.
     pub(super) fn send(
         &mut self,
         destination: &str,
@@ -63,7 +64,7 @@ impl UpstreamStompSession {
         }
     }
 
-    /// Publishes a message, in confirm mode from the first one on that has a receipt.
+    /// Publishes a message. The first message with a receipt switches the channel to confirm mode.
     pub(super) fn publish(&mut self, message: Publish<'_>, receipt: Option<&str>) {
         if receipt.is_some() {
             self.select_confirms();
@@ -94,7 +95,7 @@ impl UpstreamStompSession {
         }
     }
 
-    /// Declares the queue of `/queue/NAME`, unless this connection has already done so.
+    /// Declares the queue of `/queue/NAME`, unless this connection has declared it already.
     fn ensure_queue(&mut self, name: &str, headers: &Headers<'_>, is_send: bool) -> Result<(), StompFault> {
         if self.declared.contains(name) {
             return Ok(());
@@ -120,7 +121,7 @@ impl UpstreamStompSession {
         self.request(declare, awaited);
     }
 
-    /// Declares the queue for replies to `/temp-queue/NAME`. The message follows once its name is known.
+    /// Declares the reply queue of `/temp-queue/NAME`. The message is sent once the queue's name is known.
     fn declare_reply_queue(
         &mut self,
         name: &str,
@@ -138,7 +139,7 @@ impl UpstreamStompSession {
         MessageForm::of_replies(self.version, self.name.clone(), name)
     }
 
-    /// The queue for replies exists: consumes from it, and sends the message that waits for it.
+    /// Called when a reply queue has been declared: consumes from it, and sends the message that waits for it.
     pub(super) fn reply_queue_declared(&mut self, name: Box<str>, queue: &str) -> Result<(), StompFault> {
         let number = REPLY_NUMBERS - self.next_reply;
         self.next_reply += 1;
@@ -162,7 +163,7 @@ impl UpstreamStompSession {
         }
     }
 
-    /// Adds a subscription. Returns when its receipt is due.
+    /// Adds a subscription. Returns the condition for its receipt.
     pub(super) fn subscribe(
         &mut self,
         subscribe: &SubscriptionRequest,
@@ -206,14 +207,14 @@ impl UpstreamStompSession {
         Ok(self.add_subscription(subscribe.number, own))
     }
 
-    /// Adds a subscription. Its messages begin once no receipt comes before its own. Returns when its receipt is due.
+    /// Adds a subscription, whose delivery starts after its receipt. Returns the condition for the receipt.
     fn add_subscription(&mut self, number: u64, own: UpstreamSubscription) -> Until {
         let waits = own.has_receipt && !self.receipts.is_empty();
         self.subscriptions.insert(number, own);
         if waits { Until::Consumes(number) } else { self.begin(number) }
     }
 
-    /// Makes the consumer of a subscription, or has its key bound. Returns when that is done.
+    /// Requests a subscription's consumer, or its binding on the shared queue. Returns the condition for its receipt.
     pub(super) fn begin(&mut self, number: u64) -> Until {
         if let Some(key) = self.subscriptions.get(&number).and_then(|own| own.live.clone()) {
             self.live.subscribe(&key, number);
@@ -238,14 +239,14 @@ impl UpstreamStompSession {
         Ok(name)
     }
 
-    /// Makes the consumer of a subscription, always one that acknowledges.
+    /// Requests a subscription's consumer, always with acknowledgements.
     fn consume(&mut self, number: u64) {
         let Some(own) = self.subscriptions.get_mut(&number) else { return };
         let prefetch_count = match own.prefetch {
             0 if !own.is_acked => WINDOW,
             given => given,
         };
-        // Deliveries of an earlier subscription with this tag may still come.
+        // Deliveries for an earlier consumer with this tag may still arrive.
         let tag = own.form.tag();
         let consumer_tag: Box<str> = match self.used_tags.contains(tag) {
             true => broker::generated_name("T_").into(),
@@ -273,7 +274,7 @@ impl UpstreamStompSession {
         self.request(consume, Awaited::Consumer(number, consumer_tag.clone()));
     }
 
-    /// Ends a subscription. Deletes its queue, too, if the subscription is a durable one on a topic and the client ends it
+    /// Ends a subscription. Also deletes its queue, if it is a durable subscription to a topic that the client ends
     /// permanently.
     pub(super) fn unsubscribe(
         &mut self,
@@ -301,7 +302,7 @@ impl UpstreamStompSession {
         Ok(self.all_answered())
     }
 
-    /// ACK or NACK.
+    /// Handles ACK or NACK.
     pub(super) fn settle(&mut self, settle: Settle) -> Result<Until, StompFault> {
         let Settle { subscription, delivery_tag, cumulative, transaction, .. } = settle;
         let taken = self.unsettled.take(delivery_tag, subscription, cumulative);
@@ -313,7 +314,7 @@ impl UpstreamStompSession {
         Ok(self.all_answered())
     }
 
-    /// Settles deliveries of the client upstream.
+    /// Settles deliveries upstream.
     pub(super) fn apply(&mut self, settle: Settle, tags: &[u64]) {
         for SettledRun { delivery_tag, multiple } in self.unsettled.settle(tags) {
             if settle.is_ack {
@@ -324,14 +325,14 @@ impl UpstreamStompSession {
         }
     }
 
-    /// Returns deliveries to their queue.
+    /// Requeues deliveries.
     pub(super) fn requeue(&mut self, tags: &[u64]) {
         for SettledRun { delivery_tag, multiple } in self.unsettled.settle(tags) {
             self.client.send(CHANNEL, basic::Nack { delivery_tag, multiple, requeue: true });
         }
     }
 
-    /// Acknowledges what needs no ACK of the client.
+    /// Acknowledges deliveries that the client does not have to acknowledge.
     pub(super) fn acknowledge_done(&mut self) {
         let done = self.unsettled.take_done();
         for SettledRun { delivery_tag, multiple } in self.unsettled.settle(&done) {
@@ -357,7 +358,7 @@ impl UpstreamSubscription {
     }
 }
 
-/// The header `x-stream-offset` as RabbitMQ's adapter reads it: `offset=` and `timestamp=` with a number, or a word.
+/// Parses the header `x-stream-offset` as RabbitMQ's adapter does: `offset=` or `timestamp=` with a number, or a word.
 fn stream_offset(text: &str) -> FieldValue {
     let number = |prefix: &str| text.strip_prefix(prefix)?.parse().ok();
     if let Some(offset) = number("offset=") {

@@ -31,10 +31,10 @@ use crate::upstream::confirms::{Confirmed, PublisherConfirms};
 /// The connection's only channel.
 pub(super) const CHANNEL: u16 = 1;
 
-/// Methods that may wait for their answers before the client is no longer read.
+/// Unanswered methods at which the client is no longer read.
 const MAX_AWAITED: usize = 1024;
 
-/// Cost of a MESSAGE frame in nanoseconds: its headers are decoded and written again.
+/// Cost of a MESSAGE frame in nanoseconds: for decoding and encoding its headers.
 pub(super) const MESSAGE: u32 = 700;
 
 /// A connection's session in front of an upstream.
@@ -44,41 +44,41 @@ pub(in crate::stomp) struct UpstreamStompSession {
     /// Wakes the connection's task when the upstream has sent something.
     waker: Waker,
     pub(super) outbox: Arc<Outbox>,
-    /// The connection as operators see it, once it is open.
+    /// The connection's entry in the registry; `None` until it is open.
     view: Option<Arc<OpenConnection>>,
     pub(super) name: Arc<str>,
-    /// The subscriptions whose queue is shared with other clients.
+    /// The subscriptions that use the shared queue.
     pub(super) live: LiveSubscriptions,
     pub(super) version: StompVersion,
     pub(super) compatibility: Compatibility,
-    /// The methods that an answer is due to.
+    /// The unanswered methods.
     pub(super) awaited: AwaitedAnswers,
-    /// The channel is in confirm mode.
+    /// Whether the channel is in confirm mode.
     pub(super) confirming: bool,
     pub(super) confirms: PublisherConfirms,
     pub(super) receipts: UpstreamReceipts,
     /// By subscription number.
     pub(super) subscriptions: HashMap<u64, UpstreamSubscription>,
-    /// The subscriptions' numbers by their consumer tags.
+    /// The subscriptions' numbers, by consumer tag.
     pub(super) numbers: HashMap<Box<str>, u64>,
-    /// Consumer tags that were used on the channel.
+    /// Consumer tags that the channel has used.
     pub(super) used_tags: HashSet<Box<str>>,
     pub(super) unsettled: UnsettledDeliveries,
-    /// The prefetch limit of consumers that are made next, once one was set.
+    /// The prefetch for further consumers; `None` until one was set.
     pub(super) prefetch: Option<u16>,
     pub(super) transactions: HashMap<TransactionId, UpstreamTransaction>,
     /// Bytes of messages in `transactions`.
     pub(super) transaction_bytes: usize,
     /// Queues that this connection has declared.
     pub(super) declared: HashSet<Box<str>>,
-    /// The queues of `/temp-queue`s by their names.
+    /// The reply queues, by `/temp-queue` name.
     pub(super) replies: HashMap<Box<str>, Box<str>>,
-    /// Number of such queues that were declared.
+    /// Number of reply queues declared.
     pub(super) next_reply: u64,
-    /// The request that is not done. Nothing else is taken meanwhile.
+    /// A request in progress. No other request is taken meanwhile.
     pub(super) deferred: Option<DeferredRequest>,
-    /// The subscription whose receipt is to be sent before its messages: nothing is received until it is started. Those that
-    /// share a queue wait by themselves.
+    /// The subscription whose receipt has to be sent before its messages: nothing is received until it is started.
+    /// Subscriptions to the shared queue wait separately.
     starting: Option<u64>,
     leaving: Leaving,
     ended: bool,
@@ -87,28 +87,28 @@ pub(in crate::stomp) struct UpstreamStompSession {
 /// A subscription and its consumer.
 pub(super) struct UpstreamSubscription {
     pub(super) form: MessageForm,
-    /// The consumer's tag, once the consumer was asked for.
+    /// The consumer tag, once the consumer was requested.
     pub(super) consumer: Option<Box<str>>,
     pub(super) queue: Box<str>,
-    /// Whether its client acknowledges.
+    /// Whether the client acknowledges.
     pub(super) is_acked: bool,
-    /// Most unacknowledged messages; 0 means no limit.
+    /// The prefetch; 0 means no limit.
     pub(super) prefetch: u16,
-    /// The arguments of its consumer: the stream's offset to begin at, and its priority.
+    /// The consumer's arguments: the offset in a stream, and the priority.
     pub(super) arguments: amqp::FieldTable,
-    /// Its receipt is to be sent before its messages.
+    /// Whether its receipt has to be sent before its messages.
     pub(super) has_receipt: bool,
-    /// The binding key, if it has no consumer of its own but shares a queue with others.
+    /// The binding key, if it has no consumer but uses the shared queue.
     pub(super) live: Option<Box<str>>,
-    /// It is the reply queue of a `/temp-queue`, which the client has not subscribed to.
+    /// Whether it is for the reply queue of a `/temp-queue`, to which the client has not subscribed.
     pub(super) is_reply: bool,
 }
 
-/// The end that the client has asked for.
+/// The progress of a DISCONNECT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Leaving {
     No,
-    /// DISCONNECT came; the channel is closed once everything before it is done.
+    /// DISCONNECT was received; the channel is closed once all earlier requests are done.
     Asked,
     /// The channel is being closed.
     Closing,
@@ -161,33 +161,33 @@ impl UpstreamStompSession {
         }
     }
 
-    /// Sends a method that is answered.
+    /// Sends a method that has an answer.
     pub(super) fn request<'m>(&mut self, method: impl Into<Method<'m>>, awaited: Awaited) {
         self.client.send(CHANNEL, method);
         self.awaited.push(awaited);
     }
 
-    /// When everything that was requested until now is answered.
+    /// The condition that all methods so far are answered.
     pub(super) fn all_answered(&self) -> Until {
         Until::Answered(self.awaited.last())
     }
 
-    /// Lets the upstream's side continue, and handles what it has sent. Returns the cancelled subscriptions.
-    fn go_on(&mut self, now: Instant) -> Result<Vec<CancelledSubscription>, StompFault> {
+    /// Runs the upstream client, and handles its events. Returns the cancelled subscriptions.
+    fn poll_upstream(&mut self, now: Instant) -> Result<Vec<CancelledSubscription>, StompFault> {
         let mut cancelled = Vec::new();
         self.client.handle_nudge(&self.waker, now).map_err(of_fault)?;
         let received = self.receive(&mut cancelled).and_then(|()| self.receive_live());
-        // Messages that the client has got must not be delivered again, however this ends.
+        // In any case, messages that were sent to the client must not be delivered again.
         self.acknowledge_done();
         received?;
-        self.go_on_with_deferred();
+        self.continue_deferred();
         self.consume_next();
         self.client.flush(now).map_err(of_fault)?;
         if self.leaving == Leaving::Closing && self.client.is_closed() {
             self.leaving = Leaving::Closed;
         }
         if self.may_go_on() || (self.client.has_received() && self.takes_messages()) {
-            // The turn is over, or an answer has come at once.
+            // The turn is over, or an answer has arrived within it.
             self.outbox.nudge();
         }
         Ok(cancelled)
@@ -269,17 +269,17 @@ impl UpstreamStompSession {
         });
     }
 
-    /// The upstream has ended a consumer. Returns its subscription, if it is the client's.
+    /// Handles the upstream's cancellation of a consumer. Returns the subscription, if it is one of the client's.
     fn cancelled(&mut self, tag: &str) -> Option<CancelledSubscription> {
         let number = self.numbers.remove(tag)?;
         let own = self.subscriptions.remove(&number)?;
         self.declared.remove(&own.queue);
         if own.is_reply {
-            // The next request declares another.
+            // The next request declares another reply queue.
             self.replies.retain(|_, queue| *queue != own.queue);
             return None;
         }
-        // The client may acknowledge them, but they are the queue's, if that is still there.
+        // The client may still acknowledge them, but they return to the queue, if that exists.
         let unsettled = self.unsettled.take_all(number);
         self.requeue(&unsettled);
         let next_delivery_tag = unsettled.last().map_or(0, |last| last + 1);
@@ -325,7 +325,7 @@ impl UpstreamStompSession {
         session.inspect(|session| session.count_delivered());
     }
 
-    /// Makes the consumer of the first receipt that waits, if it is a subscription's.
+    /// Requests the consumer of the first waiting receipt, if that is a subscription's.
     fn consume_next(&mut self) {
         if let Some(&mut Until::Consumes(number)) = self.receipts.first() {
             let until = self.begin(number);
@@ -336,7 +336,7 @@ impl UpstreamStompSession {
     }
 }
 
-/// Writes a MESSAGE of a subscription with this form. `properties` are flags and list as they are on the wire.
+/// Writes a MESSAGE of a subscription with this form. `properties` are the encoded flags and list.
 pub(super) fn write_message(
     outbox: &Outbox,
     form: &MessageForm,
@@ -433,7 +433,7 @@ impl StompSession for UpstreamStompSession {
         if receipt.is_confirm {
             self.shared.metrics.confirms(FrontEnd::Stomp).given.add(1);
         }
-        // The next one may be a subscription's, whose consumer is made now.
+        // The next receipt may be a subscription's, whose consumer is requested now.
         self.outbox.nudge();
         Some(receipt)
     }
@@ -448,13 +448,13 @@ impl StompSession for UpstreamStompSession {
 
     fn flush(&mut self, now: Instant) {
         if self.client.flush(now).is_err() {
-            // Reported by the next nudge.
+            // An error is reported at the next nudge.
             self.outbox.nudge();
         }
     }
 
     fn handle_nudge(&mut self, now: Instant) -> Result<Vec<CancelledSubscription>, StompFault> {
-        let cancelled = self.go_on(now)?;
+        let cancelled = self.poll_upstream(now)?;
         let is_last = matches!(self.receipts.first(), None | Some(Until::Closed));
         if self.leaving == Leaving::Asked && is_last && self.deferred.is_none() {
             self.leaving = if self.client.close(now) { Leaving::Closed } else { Leaving::Closing };
@@ -478,8 +478,9 @@ impl StompSession for UpstreamStompSession {
     }
 
     fn has_capacity(&self) -> bool {
-        // While a consumer is being made, nothing may cancel it or have the pool move it to another connection: its answer
-        // could be lost, and RabbitMQ 3.10 loses the channel of one that is cancelled before.
+        // While a basic.consume is unanswered, nothing may cancel the consumer or have the pool move it to another
+        // connection. The answer could be lost then; in RabbitMQ 3.10, a consumer cancelled before its answer breaks the
+        // channel.
         self.deferred.is_none()
             && !self.awaited.has_consumers()
             && self.awaited.len() < MAX_AWAITED

@@ -17,7 +17,7 @@ use crate::stomp::session::{CancelledSubscription, StompSession};
 use crate::stomp::simulation::frames_in;
 use crate::upstream::OpenedUpstream;
 
-/// Rounds in which everything that was sent is answered.
+/// Rounds after which everything that was sent has been answered.
 const ROUNDS: usize = 8;
 
 struct Conversation {
@@ -72,7 +72,7 @@ impl Conversation {
                 step.taken
             };
             rest = &rest[taken..];
-            // One that defers a message takes nothing more before that is sent.
+            // A deferred message has to be sent before other requests are taken.
             if !self.session.has_capacity() {
                 self.session.flush(self.now);
                 self.settle();
@@ -81,7 +81,7 @@ impl Conversation {
         self.session.flush(self.now);
     }
 
-    /// Lets both sides continue until there is nothing to do.
+    /// Runs both sides until they are idle.
     fn settle(&mut self) {
         for _ in 0..ROUNDS {
             let mut out = Vec::new();
@@ -238,7 +238,7 @@ fn the_receipt_of_a_commit_is_refused_if_one_of_its_messages_is() {
     let mut conversation = Conversation::open(&server());
     let full = "/queue/full\nx-max-length:1\nx-overflow:reject-publish";
     assert_eq!(conversation.call(&send(full, "r", "x")), ["RECEIPT r "]);
-    // The second of these commits takes several turns: its first message is refused before its last is published.
+    // The second commit takes several turns: its first message is refused before its last is published.
     for (first, body, answer) in [
         (full, 1, "ERROR c Message refused "),
         (full, 20_000, "ERROR c Message refused "),

@@ -17,14 +17,14 @@ pub(super) struct UpstreamTransaction {
 }
 
 impl UpstreamTransaction {
-    /// Holds the settlement of these deliveries.
+    /// Keeps the settlement of these deliveries until COMMIT.
     pub(super) fn hold_settlement(&mut self, settle: Settle, tags: Vec<u64>) {
         self.settlements.push((settle, tags));
     }
 }
 
 impl UpstreamStompSession {
-    /// Holds a message until COMMIT.
+    /// Keeps a message until COMMIT.
     pub(super) fn hold(&mut self, id: TransactionId, message: TransactionMessage) -> Result<(), StompFault> {
         let bytes = message.bytes();
         check_bytes(self.transaction_bytes + bytes)?;
@@ -35,7 +35,8 @@ impl UpstreamStompSession {
         Ok(())
     }
 
-    /// Commits a transaction: publishes its messages, as far as there is room at a time. With a receipt they are confirmed.
+    /// Commits a transaction: publishes its messages, over as many turns as the pool's capacity takes. With a receipt
+    /// they are confirmed.
     pub(super) fn commit(&mut self, id: TransactionId, receipt: Option<&str>) {
         let UpstreamTransaction { messages, settlements } = self.take_transaction(id).unwrap_or_default();
         if receipt.is_some() && !messages.is_empty() {
@@ -48,13 +49,13 @@ impl UpstreamStompSession {
             published: self.confirms.last(),
             is_refused: false,
         });
-        self.go_on_with_deferred();
+        self.continue_deferred();
         if self.deferred.is_some() {
             self.outbox.nudge();
         }
     }
 
-    /// Aborts a transaction: its deliveries are as before.
+    /// Aborts a transaction: its deliveries are unsettled again.
     pub(super) fn abort(&mut self, id: TransactionId) {
         let Some(transaction) = self.take_transaction(id) else { return };
         for (Settle { subscription, .. }, tags) in transaction.settlements {

@@ -1,40 +1,40 @@
-//! Deliveries that have not been settled upstream. Delivery tags belong to the channel, which all subscriptions share.
+//! Deliveries that have not been settled upstream. Delivery tags are the channel's, which all subscriptions share.
 
 use std::collections::BTreeSet;
 
 use hashbrown::HashMap;
 use sync::work;
 
-/// Nanoseconds charged for each delivery that is settled: it is found in its sets.
+/// Nanoseconds charged for settling a delivery, which is looked up in the sets.
 const SETTLE: u32 = 150;
 
 /// The unsettled deliveries of a connection, by delivery tag.
 #[derive(Debug, Default)]
 pub(super) struct UnsettledDeliveries {
-    /// Deliveries that wait for an ACK, by subscription.
+    /// Deliveries that the client has to acknowledge, by subscription.
     of_clients: HashMap<u64, BTreeSet<u64>>,
-    /// All that the upstream counts as unacknowledged, those whose settlement a transaction holds included.
+    /// All deliveries unacknowledged upstream, including those whose settlement a transaction keeps.
     outstanding: BTreeSet<u64>,
-    /// Tags, ascending, of deliveries that need no ACK of the client and are to be acknowledged upstream.
+    /// Tags, ascending, of deliveries that the client does not have to acknowledge, to be acknowledged upstream.
     done: Vec<u64>,
 }
 
-/// One acknowledgement that is to be sent upstream, for a delivery or several.
+/// One acknowledgement to send upstream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SettledRun {
     pub(super) delivery_tag: u64,
-    /// Whether all unacknowledged deliveries before it are meant, too.
+    /// Whether it includes all earlier unacknowledged deliveries.
     pub(super) multiple: bool,
 }
 
 impl UnsettledDeliveries {
-    /// A delivery that the client has to acknowledge.
+    /// Adds a delivery that the client has to acknowledge.
     pub(super) fn add(&mut self, delivery_tag: u64, subscription: u64) {
         self.outstanding.insert(delivery_tag);
         self.of_clients.entry(subscription).or_default().insert(delivery_tag);
     }
 
-    /// A delivery that needs no ACK.
+    /// Adds a delivery that the client does not have to acknowledge.
     pub(super) fn add_done(&mut self, delivery_tag: u64) {
         self.outstanding.insert(delivery_tag);
         self.done.push(delivery_tag);
@@ -61,13 +61,13 @@ impl UnsettledDeliveries {
         self.of_clients.remove(&subscription).into_iter().flatten().collect()
     }
 
-    /// Returns deliveries that were taken.
+    /// Puts back deliveries that were taken.
     pub(super) fn restore(&mut self, tags: &[u64], subscription: u64) {
         self.of_clients.entry(subscription).or_default().extend(tags);
     }
 
-    /// Settles deliveries that were taken, in ascending order. Returns how to tell the upstream: those before all others at
-    /// once.
+    /// Settles deliveries that were taken, in ascending order. Returns the acknowledgements to send: one `multiple` for
+    /// those before all other outstanding deliveries, and one for each of the rest.
     pub(super) fn settle(&mut self, tags: &[u64]) -> Vec<SettledRun> {
         work::charge(SETTLE, tags.len());
         tags.iter().for_each(|tag| _ = self.outstanding.remove(tag));
@@ -81,7 +81,7 @@ impl UnsettledDeliveries {
         begin_ordered_round.into_iter().chain(single).collect()
     }
 
-    /// Takes the deliveries that are to be acknowledged without the client.
+    /// Takes the deliveries that are acknowledged without the client.
     pub(super) fn take_done(&mut self) -> Vec<u64> {
         std::mem::take(&mut self.done)
     }

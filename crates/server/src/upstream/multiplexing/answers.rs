@@ -1,4 +1,4 @@
-//! The upstream's answers, on their way to the subscribers that wait for them.
+//! Passes the upstream's answers to the subscribers that wait for them.
 
 use std::collections::VecDeque;
 
@@ -8,13 +8,13 @@ use sync::work;
 use super::inbox::SubscriberEvent;
 use super::state::{BindingId, MultiplexedBinding, SubscribersState, subscriber_in};
 
-/// Nanoseconds charged for each answer: it is written into an inbox, and its client's task is woken.
+/// Nanoseconds charged for an answer: for writing it to an inbox, and waking the client's task.
 const ANSWER: u32 = 300;
 
-/// Nanoseconds charged for a slot that is looked at.
+/// Nanoseconds charged for visiting a slot.
 pub(super) const SLOT: u32 = 20;
 
-/// Answers to the subscribers of one key after the other. They may be very many, so that it takes several turns.
+/// Answers to the subscribers of each key in turn. There may be very many, which takes several turns.
 #[derive(Default)]
 pub(super) struct BindingAnswers {
     answers: VecDeque<BindingAnswer>,
@@ -24,12 +24,12 @@ struct BindingAnswer {
     id: BindingId,
     /// The next slot among the key's subscribers.
     slot: usize,
-    /// The binding, which was removed, if it was refused.
+    /// The removed binding and the fault, if the upstream refused it.
     refused: Option<(MultiplexedBinding, Fault)>,
 }
 
 impl BindingAnswers {
-    /// Whether subscribers of a key are still to be answered.
+    /// Whether subscribers of a key have yet to be answered.
     pub(super) fn is_for(&self, id: BindingId) -> bool {
         self.answers.iter().any(|answer| answer.id == id)
     }

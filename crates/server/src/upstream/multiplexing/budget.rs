@@ -1,9 +1,10 @@
-//! The memory that the messages for all slow clients may take together.
+//! The memory budget for the messages that wait for slow clients.
 //!
-//! A message takes its part once, however many inboxes it waits in; each inbox adds its entry. An inbox may hold no more than
-//! the others have left ([`InboxBudget::left`]): the more clients are slow, the less each of them may have waiting, and there
-//! is always some for those that are not. With 256 MiB, three clients that do not read have 64 MiB each at most, and 64 MiB
-//! are left; `mqtt_queue_max` is usually lower. Some messages may wait for each client in any case.
+//! A message counts once, regardless of the number of inboxes in which it waits; each inbox counts its entry. An inbox
+//! may hold at most what the others have left ([`InboxBudget::left`]). So the more clients are slow, the less may wait
+//! for each, and some is always left for clients that are not. With 256 MiB, three clients that do not read may have 64
+//! MiB each, and 64 MiB are left; `mqtt_queue_max` is usually lower. A small number of bytes may wait for each client in
+//! any case.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,7 +16,7 @@ pub(crate) struct InboxBudget {
     used: AtomicUsize,
 }
 
-/// A message's part of the budget, given back when this is dropped.
+/// A message's share of the budget, returned when it is dropped.
 #[derive(Debug)]
 pub(super) struct InboxShare {
     budget: Arc<InboxBudget>,
@@ -38,18 +39,18 @@ impl InboxBudget {
         self.limit.saturating_sub(self.used())
     }
 
-    /// Takes bytes whether or not they are left: the caller has looked, and drops what is too much.
+    /// Takes bytes even if they exceed the budget: the caller has checked, and drops messages if necessary.
     pub(super) fn take(self: &Arc<Self>, bytes: usize) -> InboxShare {
         self.use_up(bytes);
         InboxShare { budget: Arc::clone(self), bytes }
     }
 
-    /// As [`Self::take`], to be given back by the caller.
+    /// As [`Self::take`], for bytes that the caller gives back with [`Self::give_back`].
     pub(super) fn use_up(&self, bytes: usize) {
         self.used.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Returns bytes that were used up.
+    /// Gives back bytes taken with [`Self::use_up`].
     pub(super) fn give_back(&self, bytes: usize) {
         self.used.fetch_sub(bytes, Ordering::Relaxed);
     }

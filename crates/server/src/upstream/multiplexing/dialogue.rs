@@ -10,28 +10,28 @@ use super::link::{LinkEnd, LinkStep};
 use super::task::UpstreamLink;
 use crate::upstream::client::{AmqpClient, ClientEvent};
 
-/// The conversation on a connection.
+/// The dialogue on an upstream connection.
 pub(crate) trait Dialogue: Send {
-    /// Does what is due by `now` whatever the upstream says.
+    /// Handles timeouts that have passed by `now`.
     fn expire(&mut self, now: Instant);
     /// Handles an event, unless [`Self::end`] is set.
     fn handle(&mut self, event: ClientEvent<'_>, client: &mut AmqpClient);
-    /// Sends what is to be sent now.
+    /// Sends pending methods.
     fn send(&mut self, client: &mut AmqpClient, now: Instant);
-    /// Set when the connection is of no more use.
+    /// Set when the connection has to be closed.
     fn end(&mut self) -> &mut Option<LinkEnd>;
-    /// The next time at which something is due.
+    /// The next time at which to call [`Self::expire`] or [`Self::send`].
     fn next_deadline(&self) -> Option<Instant>;
 }
 
-/// A connection and its conversation.
+/// An upstream connection with its dialogue.
 pub(crate) struct DialogueLink<D> {
     pub(crate) client: AmqpClient,
     pub(crate) dialogue: D,
 }
 
 impl<D: Dialogue> DialogueLink<D> {
-    /// Handles what has been received, as far as the turn lasts. Returns the number of events.
+    /// Handles received events as long as the turn lasts. Returns their number.
     fn receive(&mut self) -> Result<usize, Fault> {
         let Self { client, dialogue } = self;
         let mut received = client.take_received();

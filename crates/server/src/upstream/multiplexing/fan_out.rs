@@ -1,4 +1,4 @@
-//! One message for all subscribers that it matches.
+//! Passes one message to all subscribers that it matches.
 
 use std::sync::Arc;
 
@@ -14,16 +14,16 @@ use super::state::{
     BindingId, BindingSubscriber, MultiplexedBinding, SubscriberEntry, SubscribersState, subscriber_in,
 };
 
-/// Nanoseconds charged for a message before its copies: its frames are parsed, it is copied once, and its key is matched.
+/// Nanoseconds charged for a message without its copies: for parsing its frames, copying it once, and matching its key.
 const MESSAGE: u32 = 1_000;
 
-/// Nanoseconds charged for each binding key that matches.
+/// Nanoseconds charged for a matching binding key.
 const MATCH: u32 = 30;
 
-/// Slots of a binding's subscribers below which it is left as it is.
+/// The capacity of a binding's subscriber table below which it is not shrunk.
 const MIN_SHRUNK: usize = 64;
 
-/// Nanoseconds charged for each client that gets the message: its inbox is written, and its task is woken.
+/// Nanoseconds charged for each client that gets the message: for writing to its inbox, and waking its task.
 const COPY: u32 = 300;
 
 /// Picoseconds charged for a byte of the message.
@@ -31,17 +31,17 @@ const BODY_BYTE: u32 = 150;
 
 /// The bindings that a message matches.
 pub(super) struct MatchedBindings {
-    /// The message's number among those of the queue.
+    /// The number of the message among those of the queue.
     number: u64,
     /// In ascending order.
     ids: SmallVec<[BindingId; 8]>,
 }
 
-/// A message, and how far it has come. It may take several turns, between which subscribers come and go.
+/// A message, and the progress of its fan-out, which may take several turns. Subscribers may join and leave in between.
 pub(super) struct FanOut {
     message: Arc<MultiplexedMessage>,
     matched: MatchedBindings,
-    /// The next binding among those that match, and the next slot there.
+    /// The index of the next matching binding, and the next slot there.
     at: usize,
     slot: usize,
 }
@@ -63,11 +63,11 @@ fn each_in_cc(properties: &[u8], mut each: impl FnMut(&str)) {
 }
 
 impl SubscribersState {
-    /// Counts a message, and finds the bindings with subscribers that it matches. Returns `None` if there are none.
+    /// Counts a message, and finds the bindings with subscribers that match it. Returns `None` if there are none.
     ///
-    /// The message may have come to the queue's exchange from another one, bound to it or with it as the
-    /// alternate one; the default exchange is none of these: anybody may publish to the queue by its name. The keys in its
-    /// header CC count as well; those in BCC cannot be known here.
+    /// The message may have reached the queue's exchange through a binding or as its alternate exchange. It cannot have
+    /// reached it from the default exchange, through which anybody may publish to the queue by name. The keys in its CC
+    /// header are matched as well; those in BCC are unknown here.
     pub(super) fn matching(
         &mut self,
         exchange: &str,
@@ -97,8 +97,8 @@ impl SubscribersState {
         (!ids.is_empty()).then_some(MatchedBindings { number: self.counts.received, ids })
     }
 
-    /// Gives the few subscribers of a binding that has had many the first slots, so that a message looks at no others. No
-    /// message is under way to them.
+    /// Compacts the slots of a binding that has had many more subscribers, so that messages visit few slots. No message
+    /// is being fanned out to them.
     fn shrink(&mut self, id: BindingId) {
         let Self { bindings, subscribers, answers, .. } = self;
         let Some(binding) = bindings.get_mut(&id) else { return };
@@ -118,10 +118,10 @@ impl SubscribersState {
         binding.subscribers = moved;
     }
 
-    /// Hands a message to the subscribers at the next `slots` slots. Returns whether it has reached all.
+    /// Passes a message to the subscribers at the next `slots` slots. Returns whether it has been passed to all.
     ///
-    /// A client whose subscriptions have several of the matching keys is served at the first of them, with the numbers of
-    /// all.
+    /// A client whose subscriptions have several of the matching keys gets the message at the first of these, with all
+    /// numbers.
     pub(super) fn fan_out(&mut self, fan_out: &mut FanOut, slots: usize) -> bool {
         let Self { bindings, subscribers, counts, .. } = self;
         let mut left = slots;
@@ -168,7 +168,7 @@ impl SubscribersState {
     }
 }
 
-/// The numbers of all subscriptions of a client with one of these keys. Walks the shorter of the two lists.
+/// The numbers of a client's subscriptions with a matching key. Walks the shorter of the two lists.
 fn numbers_of(
     entry: &SubscriberEntry,
     matched: &[BindingId],
@@ -197,7 +197,7 @@ fn numbers_of(
     numbers
 }
 
-/// The numbers of the subscriptions that their client knows of.
+/// The numbers of the subscriptions that have been answered to their client.
 fn answered(own: &BindingSubscriber) -> impl Iterator<Item = u64> {
     own.subscriptions.iter().filter(|own| own.is_answered).map(|own| own.number)
 }

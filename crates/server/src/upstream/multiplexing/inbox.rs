@@ -1,4 +1,4 @@
-//! The messages and answers that wait for one subscriber's own task.
+//! The messages and answers that wait for one subscriber's task.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
@@ -13,23 +13,23 @@ use transport::Outbox;
 use super::budget::{InboxBudget, InboxShare};
 use super::waiting::{WaitingMessage, WaitingMessages};
 
-/// Numbers of subscriptions of one client. Most messages match one of them.
+/// The numbers of a client's matching subscriptions; mostly one.
 pub(crate) type SubscriptionNumbers = SmallVec<[u64; 1]>;
 
-/// A message of the shared queue, which all its subscribers share.
+/// A message of the shared queue. All its subscribers share one copy.
 #[derive(Debug)]
 pub(crate) struct MultiplexedMessage {
     /// The exchange that it was published to.
     pub(crate) exchange: Box<str>,
     pub(crate) routing_key: Box<str>,
-    /// Flags and list of its properties, not validated.
+    /// The encoded flags and list of its properties, not validated.
     pub(crate) properties: Bytes,
     pub(crate) body: Bytes,
-    /// Whether the queue has delivered it before, to a connection that was lost.
+    /// Whether the queue has delivered it before, on a connection that was lost.
     pub(crate) redelivered: bool,
-    /// Its part of the budget of all inboxes, from the first inbox on.
+    /// Its share of the budget of all inboxes, taken by the first inbox.
     share: OnceLock<InboxShare>,
-    /// Whether it may be dropped by its own quality, once that was asked for.
+    /// Whether it may be dropped for a slow client regardless of the subscription, once that has been determined.
     is_droppable: OnceLock<bool>,
 }
 
@@ -45,47 +45,47 @@ impl MultiplexedMessage {
         Self { exchange, routing_key, properties, body, redelivered, share, is_droppable }
     }
 
-    /// Bytes that it takes in an inbox.
+    /// Bytes that it counts in an inbox.
     pub(super) fn size(&self) -> usize {
         ENTRY + self.exchange.len() + self.routing_key.len() + self.properties.len() + self.body.len()
     }
 }
 
-/// Bytes added for each message in an inbox: its entry, and its part of the message's own overhead.
+/// Bytes added per message in an inbox: its entry, and a share of the message's overhead.
 pub(super) const ENTRY: usize = 100;
 
 /// An event for a subscriber.
 #[derive(Debug)]
 pub(crate) enum SubscriberEvent {
-    /// The subscription with this number gets messages from now on.
+    /// The subscription with this number is active from now on.
     Subscribed(u64),
     /// The upstream has refused the binding key of this subscription, which is removed.
     Refused(u64, Fault),
     /// A message for these subscriptions.
     Message(SubscriptionNumbers, Arc<MultiplexedMessage>),
-    /// The client has not taken its messages in time. It gets nothing more; its connection must be closed.
+    /// The client has not taken its messages fast enough. It gets nothing more, and its connection has to be closed.
     Overflowed,
-    /// The upstream refuses the login, or the queue cannot be declared. It gets nothing more.
+    /// The upstream refuses the login, or the queue cannot be declared. The client gets nothing more.
     Ended(Fault),
 }
 
-/// How many messages an inbox takes before it overflows.
+/// The limits of an inbox, above which it overflows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct InboxLimits {
     pub(crate) messages: usize,
-    /// Bytes of messages; a larger single one is taken as well.
+    /// Bytes of messages; a single larger message is accepted.
     pub(crate) bytes: usize,
 }
 
 impl Default for InboxLimits {
-    /// Room for a burst: a line of 10 Mbit/s takes this many bytes in four seconds. Less would end clients that are not
-    /// slow, and more could be gathered by each slow one.
+    /// Enough for a burst: a link of 10 Mbit/s takes four seconds for it. With less, clients that are not slow would be
+    /// disconnected; with more, each slow client could hold too much.
     fn default() -> Self {
         Self { messages: 16 * 1024, bytes: 4 * 1024 * 1024 }
     }
 }
 
-/// How a message that matches several subscriptions of a client is handed out.
+/// How a message that matches several subscriptions of a client is delivered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Copies {
     /// Once for each of them, one number at a time (STOMP).
@@ -94,53 +94,53 @@ pub(crate) enum Copies {
     PerClient,
 }
 
-/// Whether a message is one that may be dropped for a slow client, such as one of QoS 0.
+/// Whether a message may be dropped for a slow client, such as one of QoS 0.
 pub(crate) type IsDroppable = fn(&MultiplexedMessage) -> bool;
 
-/// The events for one subscriber. Its outbox is nudged when there is something to take.
+/// The events for one subscriber. Its outbox is nudged when there is an event.
 pub(crate) struct SubscriberInbox {
     outbox: Arc<Outbox>,
     limits: InboxLimits,
     /// Shared by all inboxes of the server.
     budget: Arc<InboxBudget>,
     copies: Copies,
-    /// `None` if a client that does not take its messages is to be closed at once.
+    /// `None` if a slow client has to be disconnected without dropping messages first.
     is_droppable: Option<IsDroppable>,
     contents: Mutex<InboxContents, { Rank::SubscriberInbox as u8 }>,
 }
 
 #[derive(Default)]
 struct InboxContents {
-    /// Answers, which do not wait for messages that the client has no room for.
+    /// Answers, which do not wait for messages that the client has no capacity for.
     answers: VecDeque<SubscriberEvent>,
-    /// `None` for an idle client.
+    /// `None` while no message waits.
     messages: Option<Box<WaitingMessages>>,
-    /// The subscriptions whose messages may be dropped only if they are droppable by themselves; `None` without any.
+    /// Subscriptions whose messages may be dropped only if [`IsDroppable`] says so; `None` if there are none.
     reliable: Option<Box<HashSet<u64>>>,
-    /// The subscriber found no room for the next message; set until it tries again.
+    /// Whether the subscriber had no capacity for the next message at its last attempt.
     stalled: bool,
-    /// Set when nothing more is taken.
+    /// Set when no more events are accepted.
     end: Option<InboxEnd>,
 }
 
 enum InboxEnd {
-    /// The last event, which has not been taken yet.
+    /// The last event, which has yet to be taken.
     Pending(SubscriberEvent),
     Taken,
 }
 
-/// Bytes that may wait for a client whatever waits for the others: what comes between two turns of one that reads.
+/// Bytes that may wait for each client in any case: what arrives between two turns of a client that reads.
 const ALWAYS: usize = 64 * 1024;
 
-/// The outcome of a message for an inbox.
+/// The outcome of adding a message to an inbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pushed {
     Taken,
-    /// This number of droppable messages were dropped for this one, the oldest first.
+    /// It was added, and this many droppable messages were dropped for it, oldest first.
     Displaced(u64),
-    /// This number were dropped, with this one.
+    /// It was dropped, and counts among this many dropped messages.
     Dropped(u64),
-    /// It was the one too many.
+    /// It exceeded the limit, and the inbox has overflowed.
     Overflowed,
     /// The inbox has overflowed before, or has ended.
     Ignored,
@@ -159,13 +159,13 @@ impl SubscriberInbox {
         Arc::new(Self { outbox, limits, budget, copies, is_droppable, contents })
     }
 
-    /// As [`Self::new`], with a budget of its own; without messages that may be dropped.
+    /// As [`Self::new`], with its own budget and without droppable messages.
     #[cfg(test)]
     pub(crate) fn of_test(outbox: &Arc<Outbox>, limits: InboxLimits, copies: Copies) -> Arc<Self> {
         Self::new(outbox, limits, &InboxBudget::new(256 << 20), copies, None)
     }
 
-    /// Sets whether messages for a subscription may be dropped only if they are droppable by themselves. At first they may.
+    /// Sets whether a subscription's messages may be dropped only if [`IsDroppable`] says so. At first all may.
     pub(crate) fn set_reliable(&self, number: u64, is_reliable: bool) {
         let mut contents = self.contents.lock();
         if is_reliable {
@@ -175,10 +175,10 @@ impl SubscriberInbox {
         }
     }
 
-    /// Takes the next event. Call it on each nudge, and when the client has room again, until it returns `None`; a caller
-    /// that stops before that has to come back without a nudge. Answers come first. Without room for a message, all messages
-    /// stay, and no nudge announces further ones. [`SubscriberEvent::Overflowed`] and [`SubscriberEvent::Ended`] come before
-    /// everything else, and are the last.
+    /// Takes the next event. To be called at each nudge, and when the client has capacity again, until it returns `None`;
+    /// a caller that stops earlier must call again without a nudge. Answers come first. Without capacity for a message,
+    /// all messages stay, and no nudge announces further ones. [`SubscriberEvent::Overflowed`] and
+    /// [`SubscriberEvent::Ended`] come before everything else, and are the last.
     pub(crate) fn take(&self, has_capacity: bool) -> Option<SubscriberEvent> {
         let mut contents = self.contents.lock();
         if let Some(end) = &mut contents.end {
@@ -234,7 +234,7 @@ impl SubscriberInbox {
         if contents.end.is_some() {
             return Pushed::Ignored;
         }
-        // Before the limit is looked at, which depends on what is left.
+        // Taken first, since the limit depends on the remaining budget.
         message.share.get_or_init(|| self.budget.take(message.size()));
         let is_droppable = self.may_drop(&contents, &numbers, message);
         let mut dropped = 0;
@@ -262,8 +262,8 @@ impl SubscriberInbox {
         if dropped == 0 { Pushed::Taken } else { Pushed::Displaced(dropped) }
     }
 
-    /// Whether a message is one too many: for the client, or since the others leave it no more of the budget. A single one is
-    /// always taken, and so are some small ones: clients that do not read must not cost the others their messages.
+    /// Whether a message exceeds the client's limits, or the budget that the other inboxes leave. One message is always
+    /// accepted, and so are some small ones: clients that do not read must not cause other clients to lose messages.
     fn is_full(&self, contents: &InboxContents, message: &MultiplexedMessage) -> bool {
         let Some(waiting) = contents.messages.as_ref().filter(|waiting| waiting.len() > 0) else {
             return false;
@@ -284,7 +284,7 @@ impl SubscriberInbox {
         !numbers.iter().any(is_reliable) || *message.is_droppable.get_or_init(|| is_droppable(message))
     }
 
-    /// Replaces everything by the last event.
+    /// Discards everything, and sets the last event.
     pub(super) fn end(&self, fault: Fault) {
         let mut contents = self.contents.lock();
         if contents.end.is_none() {
@@ -294,13 +294,13 @@ impl SubscriberInbox {
         }
     }
 
-    /// Replaces everything by the last event.
+    /// Discards everything, and sets the last event.
     fn end_contents(&self, contents: &mut InboxContents, event: SubscriberEvent) {
         self.budget.give_back(contents.overhead());
         *contents = InboxContents { end: Some(InboxEnd::Pending(event)), ..InboxContents::default() };
     }
 
-    /// Has the subscriber's task look at its state.
+    /// Nudges the subscriber's task.
     pub(super) fn nudge(&self) {
         self.outbox.nudge();
     }
@@ -313,7 +313,7 @@ impl Drop for SubscriberInbox {
 }
 
 impl InboxContents {
-    /// Bytes that its entries take of the budget.
+    /// Bytes of the budget that its entries take.
     fn overhead(&self) -> usize {
         self.messages.as_ref().map_or(0, |waiting| waiting.overhead())
     }
@@ -433,7 +433,7 @@ mod tests {
             assert_eq!(push(&inbox, &[1], body), Pushed::Taken);
         }
         assert_eq!(push(&inbox, &[1], b"e"), Pushed::Displaced(1));
-        // By a subscription that is not reliable, any message may be dropped.
+        // A subscription that is not reliable allows any message to be dropped.
         assert_eq!(push(&inbox, &[2], b"f"), Pushed::Displaced(1));
         assert_eq!(push(&inbox, &[1], b"g"), Pushed::Displaced(1));
         assert_eq!(push(&inbox, &[1], b"H"), Pushed::Dropped(1), "itself");
@@ -471,7 +471,7 @@ mod tests {
         for _ in 0..100 {
             slow.iter().for_each(|inbox| _ = push(inbox, &[1], body));
         }
-        // Ten shares, of which one is left.
+        // Ten shares, so that one is left.
         assert!((80 * MESSAGE..95 * MESSAGE).contains(&budget.used()), "{}", budget.used());
         let quick = dropping(usize::MAX, usize::MAX, &budget);
         assert_eq!([(); 3].map(|()| push(&quick, &[1], body)), [Pushed::Taken; 3]);

@@ -1,4 +1,4 @@
-//! The conversation with the upstream: declares the queue, has keys bound, and receives messages.
+//! The dialogue with the upstream: declares the queue, binds keys, and receives messages.
 
 use std::sync::Arc;
 use std::task::Waker;
@@ -18,14 +18,14 @@ use crate::upstream::client::{
     AmqpClient, ClientEvent, ContentMethod, ReceivedMessage, announced, misses_exchange,
 };
 
-/// Most messages that the upstream sends before they are acknowledged. They are acknowledged when they are in the inboxes,
-/// so that an upstream 20 ms away still sends 50,000 a second.
+/// Prefetch of the queue's consumer. Messages are acknowledged once they are in the inboxes, so at a round trip of 20 ms
+/// the upstream can still send 50,000 a second.
 const WINDOW: u16 = 1000;
 
-/// The channel that consumes. Nothing that a subscriber asks for can close it.
+/// The channel that consumes. No request of a subscriber can make the upstream close it.
 const CONSUMING: u16 = 1;
 
-/// The channel that binds and unbinds keys. The upstream closes it to refuse one.
+/// The channel that binds and unbinds keys. The upstream refuses a key by closing it.
 const BINDING: u16 = 2;
 
 /// Nanoseconds charged for an answer from the upstream.
@@ -39,44 +39,44 @@ pub(crate) struct MultiplexedLink {
 
 struct Conversation {
     queue: Arc<MultiplexedQueue>,
-    /// The name of the queue upstream. Each connection declares one of its own: the last one may still be there.
+    /// The queue's name. Each connection declares another one, since the last connection's queue may still exist.
     name: Arc<str>,
-    /// Whether the upstream delivers, so that keys can be bound.
+    /// Whether the upstream delivers from the queue, so that keys can be bound.
     is_consuming: bool,
     /// Whether a key has been bound.
     has_bound: bool,
     /// Whether the channel for bindings has to be opened again.
     reopens: bool,
-    /// The message that is being handed out.
+    /// The message that is being fanned out.
     current: Option<FanOut>,
     /// The last delivery tag received, and the last one acknowledged.
     received: u64,
     acked: u64,
     now: Instant,
-    /// Set when the connection is of no more use.
+    /// Set when the connection has to be closed.
     end: Option<LinkEnd>,
 }
 
-/// How a turn has ended.
+/// The end of a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LinkStep {
-    /// It waits for its waker or its deadline.
+    /// The link waits for its waker or its deadline.
     Idle,
-    /// It has more to do than fits into one turn.
+    /// There is more to do than fits into a turn.
     TurnOver,
 }
 
-/// Why a connection is of no more use.
+/// The reason why a connection has to be closed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum LinkEnd {
-    /// Another one may do.
+    /// Another connection may work.
     Lost(Fault),
-    /// The upstream refuses the queue, and would refuse it again.
+    /// The upstream refuses the queue, and would refuse it on another connection as well.
     Refused(Fault),
 }
 
 impl MultiplexedLink {
-    /// Begins to declare a queue and to consume from it.
+    /// Starts to declare a queue and to consume from it.
     pub(super) fn new(shared: &Arc<MultiplexedQueue>, client: AmqpClient, now: Instant) -> Self {
         let name: Arc<str> = broker::generated_name(shared.login().prefix).into();
         let conversation = Conversation {
@@ -109,7 +109,7 @@ impl UpstreamLink for MultiplexedLink {
         conversation.queue.expire(now);
         client.handle_nudge(waker, now).map_err(LinkEnd::Lost)?;
         loop {
-            // An earlier turn may have left a message half handed out.
+            // An earlier turn may not have completed a message's fan-out.
             let is_done = conversation.hand_out();
             let handled = if is_done { conversation.receive(client).map_err(LinkEnd::Lost)? } else { 0 };
             if let Some(end) = conversation.end.take() {
@@ -141,7 +141,7 @@ impl Drop for MultiplexedLink {
 }
 
 impl Conversation {
-    /// Handles what has been received, event by event, as far as the turn lasts. Returns the number of events.
+    /// Handles received events as long as the turn lasts. Returns their number.
     fn receive(&mut self, client: &mut AmqpClient) -> Result<usize, Fault> {
         let mut received = client.take_received();
         let mut handled = 0;
@@ -185,7 +185,7 @@ impl Conversation {
                     self.is_lost("unexpected answer");
                 }
             }
-            // Only publishers mind that the upstream is blocked.
+            // An upstream that is blocked matters to publishers only.
             ClientEvent::Method(..) | ClientEvent::Message(..) => {}
         }
         work::charge(METHOD, 1);
@@ -204,18 +204,18 @@ impl Conversation {
         self.current = Some(FanOut::new(message, matched));
     }
 
-    /// The channel that consumes was closed.
+    /// Handles the closing of the consuming channel.
     fn handle_failure(&mut self, close: &channel::Close<'_>) {
         let fault = announced(close);
         let refused = !self.is_consuming && fault.code != ReplyCode::NotFound;
         self.end = Some(if refused { LinkEnd::Refused(fault) } else { LinkEnd::Lost(fault) });
     }
 
-    /// The channel for bindings was closed: the first request without an answer is refused.
+    /// Handles the closing of the binding channel: the first unanswered request is refused.
     fn handle_refusal(&mut self, close: &channel::Close<'_>) -> Result<(), Unasked> {
         let fault = announced(close);
-        // The queue was deleted, and the channel that consumes will hear of it as well; or the exchange was, and all keys are
-        // to be bound again. Without an exchange from the beginning each key is refused.
+        // Either the queue was deleted, and the consuming channel is notified as well; or the exchange was deleted, and
+        // all keys have to be bound again. If the exchange never existed, each key is refused.
         let has_no_exchange = misses_exchange(&fault, self.queue.exchange());
         if fault.code == ReplyCode::NotFound && (!has_no_exchange || self.has_bound) {
             self.end = Some(LinkEnd::Lost(fault));
@@ -235,7 +235,7 @@ impl Conversation {
         self.queue.hand_out(&mut self.current)
     }
 
-    /// Acknowledges what was handed out, and sends requests.
+    /// Acknowledges messages that were fanned out, and sends requests.
     fn answer(&mut self, client: &mut AmqpClient) -> Result<(), Fault> {
         let handed_out = self.received - u64::from(self.current.is_some());
         if handed_out > self.acked {

@@ -1,4 +1,4 @@
-//! A shared queue, as its subscribers and its own task see it.
+//! A shared queue, used by its subscribers and its own task.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,13 +14,13 @@ use super::state::{MultiplexedCounts, SubscriberId, SubscribersState};
 use super::task::LinkedQueue;
 use crate::upstream::client::AmqpClient;
 
-/// Subscribers that are looked at before the queue's lock is released for a moment: some tens of microseconds.
+/// Slots visited before the queue's lock is released for a moment: some tens of microseconds.
 pub(super) const SLOTS_AT_ONCE: usize = 128;
 
-/// The login by which a shared queue is declared.
+/// The login with which a shared queue is declared.
 #[derive(Debug, Clone)]
 pub(crate) struct UpstreamLogin {
-    /// The beginning of the queue's name, such as `stomp-subscription-`.
+    /// Prefix of the queue's name, such as `stomp-subscription-`.
     pub(crate) prefix: &'static str,
     /// Credentials that the upstream has accepted from the subscriber.
     pub(crate) credentials: Arc<Credentials>,
@@ -28,7 +28,7 @@ pub(crate) struct UpstreamLogin {
     pub(crate) vhost: Box<str>,
 }
 
-/// A queue upstream that the subscribers with one login share.
+/// A queue upstream that is shared by the subscribers with one login.
 pub(crate) struct MultiplexedQueue {
     login: UpstreamLogin,
     /// The exchange that all keys are bound to.
@@ -38,48 +38,48 @@ pub(crate) struct MultiplexedQueue {
     waker: AtomicWaker,
 }
 
-/// A shared queue as operators see it.
+/// A shared queue, for operators.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MultiplexedQueueStatus {
     /// The protocol of the subscribers, as in the scheme of a URL.
     pub protocol: &'static str,
-    /// The user whose clients share it.
+    /// The user whose clients share the queue.
     pub user: String,
-    /// The virtual host that it is in.
+    /// The virtual host of the queue.
     pub vhost: String,
-    /// The exchange that it is bound to.
+    /// The exchange that the queue is bound to.
     pub exchange: String,
     /// The name of the queue upstream; `None` while there is no connection.
     pub queue: Option<String>,
-    /// Clients whose subscriptions share it.
+    /// Clients that share the queue.
     pub subscribers: usize,
-    /// Number of different binding keys, those without a subscriber included.
+    /// Number of distinct binding keys, including those without a subscriber.
     pub bindings: usize,
     /// Messages received from the upstream.
     pub received: u64,
-    /// Copies of them that were handed to subscribers.
+    /// Copies of these messages passed to subscribers.
     pub copies: u64,
-    /// Messages of QoS 0 dropped for clients that did not take them in time.
+    /// QoS 0 messages dropped for clients that did not take them fast enough.
     pub dropped: u64,
-    /// Subscribers that did not take their messages in time.
+    /// Subscribers disconnected because they did not take their messages fast enough.
     pub overflowed: u64,
-    /// Upstream connections that were lost. Messages published until the next was ready have not come.
+    /// Upstream connections lost. Messages published until the next connection was ready are missing.
     pub lost: u64,
 }
 
-/// A binding key of a shared queue as operators see it.
+/// A binding key of a shared queue, for operators.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MultiplexedBindingStatus {
-    /// The key by which the queue is bound to its exchange.
+    /// The key with which the queue is bound to its exchange.
     pub key: Arc<str>,
-    /// Clients with a subscription to it; 0 for a key that is to be unbound.
+    /// Clients with a subscription to the key; 0 if it is about to be unbound.
     pub subscribers: usize,
-    /// Whether the upstream has bound it.
+    /// Whether the upstream has bound the key.
     pub is_bound: bool,
 }
 
 impl UpstreamLogin {
-    /// The protocol of the subscribers, by which its queues' names begin.
+    /// The subscribers' protocol, with which the queues' names begin.
     fn protocol(&self) -> &'static str {
         self.prefix.split_once('-').map_or(self.prefix, |(protocol, _)| protocol)
     }
@@ -91,7 +91,7 @@ impl MultiplexedQueue {
         Arc::new(Self { login, exchange: Arc::clone(exchange), state, waker: AtomicWaker::new() })
     }
 
-    /// Adds a subscriber. Returns `None` if the queue has ended, and another one is to be used.
+    /// Adds a subscriber. Returns `None` if the queue has ended and another one has to be used.
     pub(super) fn join(self: &Arc<Self>, inbox: &Arc<SubscriberInbox>) -> Option<MultiplexedSubscriber> {
         let id = self.state.lock().join(inbox)?;
         Some(MultiplexedSubscriber { queue: Arc::clone(self), id })
@@ -101,7 +101,7 @@ impl MultiplexedQueue {
         &self.exchange
     }
 
-    /// The queue for operators.
+    /// The queue's status for operators.
     pub(super) fn status(&self) -> MultiplexedQueueStatus {
         let state = self.state.lock();
         MultiplexedQueueStatus {
@@ -120,12 +120,12 @@ impl MultiplexedQueue {
         }
     }
 
-    /// Whether the upstream knows it by this name.
+    /// Whether the queue has this name upstream.
     pub(super) fn is_named(&self, name: &str) -> bool {
         self.state.lock().queue().is_some_and(|queue| **queue == *name)
     }
 
-    /// Its binding keys for operators, in the order in which they were first needed. The lock is released in between.
+    /// Its binding keys for operators, in the order of their first use. The lock is released in between.
     pub(super) fn bindings(&self) -> Vec<MultiplexedBindingStatus> {
         let mut ids: Vec<_> = self.state.lock().bindings.keys().copied().collect();
         ids.sort_unstable();
@@ -143,13 +143,13 @@ impl MultiplexedQueue {
         all
     }
 
-    /// Its numbers of subscribers and bindings, and its counts.
+    /// The numbers of subscribers and bindings, and the counts.
     pub(super) fn figures(&self) -> (usize, usize, MultiplexedCounts) {
         let state = self.state.lock();
         (state.subscribers.len(), state.bindings.len(), state.counts)
     }
 
-    /// From now on the queue ends as soon as it has no subscriber.
+    /// Called at shutdown: the queue ends as soon as it has no subscriber.
     pub(super) fn drain(&self) {
         self.state.lock().drain();
         self.waker.wake();
@@ -192,12 +192,12 @@ impl MultiplexedQueue {
         self.state.lock().matching(exchange, routing_key, properties)
     }
 
-    /// Hands out answers, then the message, until both have reached all or the turn is over. Returns whether nothing is
-    /// left.
+    /// Passes on answers, and then the message, until both have reached all subscribers or the turn is over. Returns
+    /// whether nothing is left.
     pub(super) fn hand_out(&self, current: &mut Option<FanOut>) -> bool {
         loop {
             let mut state = self.state.lock();
-            // A subscriber knows of its subscription before it gets messages.
+            // A subscription's answer must precede its messages.
             let is_done = state.answer(SLOTS_AT_ONCE)
                 && current.as_mut().is_none_or(|fan_out| state.fan_out(fan_out, SLOTS_AT_ONCE));
             drop(state);
@@ -211,12 +211,12 @@ impl MultiplexedQueue {
         }
     }
 
-    /// Gives the queue up. Returns the inboxes of its subscribers, which are to be notified.
+    /// Abandons the queue. Returns its subscribers' inboxes, which the caller has to notify.
     pub(super) fn end(&self) -> Vec<Arc<SubscriberInbox>> {
         self.state.lock().end()
     }
 
-    /// Calls `act` with the state, then wakes the queue's task if that has something to do.
+    /// Calls `act` with the state, and wakes the queue's task if there is work for it.
     fn change<R>(&self, act: impl FnOnce(&mut SubscribersState) -> R) -> R {
         let mut state = self.state.lock();
         let deadline = state.next_deadline();
@@ -250,7 +250,7 @@ impl LinkedQueue for MultiplexedQueue {
         self.state.lock().handle_lost();
     }
 
-    /// Has keys unbound that nobody has needed for a while.
+    /// Unbinds keys that have been unused for long enough.
     fn expire(&self, now: Instant) {
         self.state.lock().expire(now);
     }
@@ -264,27 +264,27 @@ impl LinkedQueue for MultiplexedQueue {
     }
 }
 
-/// A client's hold on a shared queue. Dropping it removes all its subscriptions.
+/// A client's membership of a shared queue. Dropping it removes all its subscriptions.
 pub(crate) struct MultiplexedSubscriber {
     queue: Arc<MultiplexedQueue>,
     id: SubscriberId,
 }
 
 impl MultiplexedSubscriber {
-    /// Adds a subscription under a number of the client's choice. The answer comes to its inbox: at once if the key is
+    /// Adds a subscription with a number of the client's choice. The answer goes to its inbox: at once if the key is
     /// bound, otherwise when the upstream has bound or refused it.
     pub(crate) fn subscribe(&self, binding_key: &str, number: u64) {
         self.queue.change(|state| state.subscribe(self.id, binding_key, number));
     }
 
-    /// Removes a subscription. Events with its number may still be in the inbox, and an answer may still come.
+    /// Removes a subscription. Events with its number may still be in the inbox, and an answer may still arrive.
     pub(crate) fn unsubscribe(&self, binding_key: &str, number: u64) {
         let now = transport::now();
         self.queue.change(|state| state.unsubscribe(self.id, binding_key, number, now));
     }
 
-    /// Whether the client may be read. If not, it has asked for many bindings that the upstream has not answered; its outbox
-    /// is nudged when it has room again.
+    /// Whether the client may be read. If not, it has requested many bindings that the upstream has not answered; its
+    /// outbox is nudged when there is capacity again.
     pub(crate) fn has_capacity(&self) -> bool {
         self.queue.state.lock().has_capacity(self.id)
     }

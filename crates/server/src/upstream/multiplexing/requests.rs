@@ -1,4 +1,4 @@
-//! The binding keys that the upstream is asked to bind and to unbind.
+//! Requests to bind and unbind keys.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,16 +8,16 @@ use amqp::Fault;
 
 use super::state::{BindingId, IDLE_TIMEOUT, SubscribersState};
 
-/// Most bindings that stay without a subscriber. Beyond that the oldest is removed at once: a client that goes through very
-/// many keys leaves no more of them upstream.
+/// The maximum of bindings without a subscriber. Above it the oldest is removed at once, so that a client that uses very
+/// many keys in turn leaves no more than this many upstream.
 pub(super) const MAX_IDLE: usize = 4096;
 
-/// The conversation about bindings. The upstream answers in the order of the requests.
+/// The queue of binding requests. The upstream answers them in order.
 #[derive(Default)]
 pub(super) struct Requests {
     unsent: VecDeque<BindingRequest>,
     unanswered: VecDeque<BindingRequest>,
-    /// Bindings that had no subscriber when they were added, each once, with the time to look at them.
+    /// Bindings that had no subscriber when they were added, each once, with the time at which to check them.
     line: VecDeque<(Instant, BindingId)>,
     /// Number of bound keys without a subscriber.
     pub(super) idle: usize,
@@ -30,14 +30,14 @@ enum BindingRequest {
     Unbind(Arc<str>),
 }
 
-/// A request as it is sent: `queue.bind` or `queue.unbind` with this key.
+/// A request to send: `queue.bind` or `queue.unbind` with this key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum KeyRequest {
     Bind(Arc<str>),
     Unbind(Arc<str>),
 }
 
-/// An answer of the upstream to a request that it was not asked.
+/// An answer that matches no request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Unasked;
 
@@ -46,7 +46,7 @@ impl Requests {
         self.unsent.push_back(BindingRequest::Bind(id));
     }
 
-    /// Forgets the requests: there is no queue to which they could apply.
+    /// Drops all requests, since there is no queue for them.
     pub(super) fn clear(&mut self) {
         self.unsent = VecDeque::new();
         self.unanswered = VecDeque::new();
@@ -72,7 +72,7 @@ impl SubscribersState {
                     Some(binding) if !binding.subscribers.is_empty() => {
                         KeyRequest::Bind(Arc::clone(&binding.key))
                     }
-                    // Nobody needs it any more.
+                    // No subscriber needs it any more.
                     _ => {
                         self.remove_binding(*id);
                         continue;
@@ -84,7 +84,7 @@ impl SubscribersState {
         }
     }
 
-    /// The upstream has bound the key of the first unanswered request.
+    /// Handles queue.bind-ok for the first unanswered request.
     ///
     /// # Errors
     /// That request was another one.
@@ -103,7 +103,7 @@ impl SubscribersState {
         Ok(())
     }
 
-    /// The upstream has unbound the key of the first unanswered request.
+    /// Handles queue.unbind-ok for the first unanswered request.
     ///
     /// # Errors
     /// That request was another one.
@@ -114,8 +114,8 @@ impl SubscribersState {
         }
     }
 
-    /// The upstream has refused the first unanswered request, and ignored those behind it, which are to be sent again.
-    /// Returns its key.
+    /// Handles the refusal of the first unanswered request. The upstream has ignored the later ones, which have to be
+    /// sent again. Returns the request's key.
     ///
     /// # Errors
     /// There is no unanswered request.
@@ -131,12 +131,12 @@ impl SubscribersState {
                 self.answers.add_refused(id, binding, fault.clone());
                 Ok(key)
             }
-            // The binding stays as long as the queue; its messages match nobody.
+            // The binding remains as long as the queue; its messages match no subscriber.
             BindingRequest::Unbind(key) => Ok(key),
         }
     }
 
-    /// A bound key has lost its last subscriber.
+    /// Called when a bound key has lost its last subscriber.
     pub(super) fn becomes_idle(&mut self, id: BindingId, now: Instant) {
         let Some(binding) = self.bindings.get_mut(&id) else { return };
         binding.idle_since = Some(now);
@@ -155,14 +155,14 @@ impl SubscribersState {
         }
     }
 
-    /// Has keys unbound that have had no subscriber for [`IDLE_TIMEOUT`].
+    /// Unbinds keys that have had no subscriber for [`IDLE_TIMEOUT`].
     pub(super) fn expire(&mut self, now: Instant) {
         while let Some((_, id)) = self.requests.line.pop_front_if(|(deadline, _)| *deadline <= now) {
             let Some(binding) = self.bindings.get_mut(&id) else { continue };
             let until = binding.idle_since.map(|since| since + IDLE_TIMEOUT);
             binding.in_line = until.is_some_and(|until| until > now);
             match until {
-                // It was used in between.
+                // It has had a subscriber in between.
                 Some(until) if until > now => self.requests.line.push_back((until, id)),
                 Some(_) => self.unbind(id),
                 None => {}

@@ -1,4 +1,4 @@
-//! The subscribers of a shared queue, and the bindings that they need together.
+//! The subscribers of a shared queue, and their bindings.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,15 +14,15 @@ use super::answers::{BindingAnswers, SLOT};
 use super::inbox::{SubscriberEvent, SubscriberInbox};
 use super::requests::Requests;
 
-/// Time that a binding stays after its last subscription, and a queue after its last subscriber: a page that is loaded again,
-/// or the next one of the same site, costs the upstream nothing.
+/// The time that a binding is kept after its last subscription, and a queue after its last subscriber: reloading a page,
+/// or opening another page of the same site, costs the upstream nothing.
 pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Most bytes of a binding key: those of a short string (AMQP 0-9-1, section 4.2.5.3).
+/// The maximum length of a binding key, a short string (AMQP 0-9-1, section 4.2.5.3), in bytes.
 const MAX_KEY: usize = 255;
 
-/// Most bindings that one subscriber may have the upstream asked for at a time, so that a client that subscribes without end
-/// is not read while the upstream is slow or gone.
+/// The maximum of unanswered bindings of a subscriber, so that a client that subscribes endlessly is not read while the
+/// upstream is slow or unreachable.
 pub(super) const MAX_REQUESTED: usize = 256;
 
 /// Identifies a subscriber. Slots are reused, serial numbers are not.
@@ -36,40 +36,40 @@ pub(super) struct SubscriberId {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct BindingId(u64);
 
-/// All that is known about a shared queue. Sans-IO; its methods are called by the subscribers' tasks and by the queue's own.
+/// The state of a shared queue. Sans-IO; called by the subscribers' tasks and by the queue's own.
 pub(super) struct SubscribersState {
-    /// The bindings by their keys, from which messages find their subscribers.
+    /// The bindings by key, which messages are matched with.
     pub(super) index: TopicIndex<BindingId>,
     pub(super) bindings: HashMap<BindingId, MultiplexedBinding>,
     next_binding: u64,
     pub(super) subscribers: Slab<SubscriberEntry>,
     next_serial: u64,
-    /// The name of the queue while the upstream has it, and delivers from it.
+    /// The queue's name, while the upstream has the queue and delivers from it.
     queue: Option<Arc<str>>,
     pub(super) requests: Requests,
-    /// Answers that have not reached all subscribers yet.
+    /// Answers that have yet to be passed to subscribers.
     pub(super) answers: BindingAnswers,
-    /// Since when there has been no subscriber.
+    /// When the last subscriber left; `None` while there are any.
     unused_since: Option<Instant>,
-    /// [`IDLE_TIMEOUT`], or zero while the server drains.
+    /// [`IDLE_TIMEOUT`], or zero during a shutdown.
     unused_time: Duration,
-    /// Set when the queue is given up; it then takes no subscriber.
+    /// Set when the queue is abandoned; it then accepts no subscriber.
     ended: bool,
     pub(super) counts: MultiplexedCounts,
 }
 
-/// Totals of a shared queue since it was first needed, or of all of them since the start.
+/// Counts of a shared queue since its first use, or of all shared queues since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MultiplexedCounts {
     /// Messages received from the upstream.
     pub received: u64,
-    /// Copies of them handed to subscribers.
+    /// Copies of these messages passed to subscribers.
     pub copies: u64,
-    /// Messages of QoS 0 dropped for clients that did not take them in time.
+    /// QoS 0 messages dropped for clients that did not take them fast enough.
     pub dropped: u64,
-    /// Subscribers that did not take their messages in time.
+    /// Subscribers disconnected because they did not take their messages fast enough.
     pub overflowed: u64,
-    /// Upstream connections lost, each with the messages published until the next was ready.
+    /// Upstream connections lost. Messages published until the next connection was ready are missing.
     pub lost: u64,
 }
 
@@ -89,27 +89,27 @@ impl MultiplexedCounts {
 pub(super) struct SubscriberEntry {
     serial: u64,
     pub(super) inbox: Arc<SubscriberInbox>,
-    /// Its slots in its bindings. May name a binding whose refusal it has not learnt yet.
+    /// Its slots in its bindings. May include a binding whose refusal has yet to be passed to it.
     pub(super) slots: HashMap<BindingId, usize>,
-    /// Bindings that the upstream has been asked for on its behalf, and that are not answered.
+    /// Unanswered bindings requested for this subscriber.
     requested: usize,
-    /// The number of the last message that it was offered.
+    /// The number of the last message offered to it.
     pub(super) offered: u64,
 }
 
-/// A binding key of at least one subscriber, or of none for a short time.
+/// A binding key with subscribers, or, for a short time, without.
 pub(super) struct MultiplexedBinding {
     pub(super) key: Arc<str>,
-    /// Whether the upstream has bound the key to the present queue; of no meaning while there is no queue.
+    /// Whether the upstream has bound the key to the present queue; meaningless without a queue.
     pub(super) is_bound: bool,
     pub(super) subscribers: Slab<BindingSubscriber>,
     /// Number of subscriptions that wait for the upstream's answer.
     pub(super) waiting: usize,
-    /// The subscriber on whose account the first request is, until it is answered.
+    /// The subscriber for which the first request counts, until it is answered.
     requested_by: Option<SubscriberId>,
     /// Since when it has had no subscriber, if it is bound.
     pub(super) idle_since: Option<Instant>,
-    /// Whether it is in the line of idle bindings.
+    /// Whether it is in [`Requests::line`].
     pub(super) in_line: bool,
 }
 
@@ -123,7 +123,7 @@ pub(super) struct BindingSubscriber {
 #[derive(Clone, Copy)]
 pub(super) struct KeySubscription {
     pub(super) number: u64,
-    /// Whether the client knows that it has it. It gets no messages before.
+    /// Whether it has been answered to the client. It gets no messages before.
     pub(super) is_answered: bool,
 }
 
@@ -169,13 +169,13 @@ impl SubscribersState {
             self.remove_subscriber(binding, slot, now);
         }
         if self.subscribers.is_empty() {
-            // A slab keeps its memory.
+            // A slab never releases its memory by itself.
             self.subscribers = Slab::new();
             self.unused_since = Some(now);
         }
     }
 
-    /// Adds a subscription. Its answer is in the inbox at once if the key is bound.
+    /// Adds a subscription. If the key is bound, the answer is added to the inbox at once.
     pub(super) fn subscribe(&mut self, id: SubscriberId, key: &str, number: u64) {
         let Some(inbox) = self.subscriber(id).map(|entry| Arc::clone(&entry.inbox)) else { return };
         if key.len() > MAX_KEY {
@@ -229,17 +229,17 @@ impl SubscribersState {
         }
     }
 
-    /// Whether a subscriber may have more bindings asked for. Its outbox is nudged when it may again.
+    /// Whether a subscriber may request more bindings. Its outbox is nudged when it may again.
     pub(super) fn has_capacity(&self, id: SubscriberId) -> bool {
         self.subscriber(id).is_none_or(|entry| entry.requested < MAX_REQUESTED)
     }
 
-    /// The entry of a subscriber that has not left.
+    /// The entry of a present subscriber.
     fn subscriber(&self, id: SubscriberId) -> Option<&SubscriberEntry> {
         self.subscribers.get(id.slot).filter(|entry| entry.serial == id.serial)
     }
 
-    /// As [`Self::subscriber`], to change it.
+    /// As [`Self::subscriber`], mutable.
     pub(super) fn subscriber_mut(&mut self, id: SubscriberId) -> Option<&mut SubscriberEntry> {
         subscriber_in(&mut self.subscribers, id)
     }
@@ -278,12 +278,12 @@ impl SubscribersState {
         match (&self.queue, binding.is_bound) {
             (None, _) => _ = self.remove_binding(id),
             (Some(_), true) => self.becomes_idle(id, now),
-            // It is looked at when its request is sent or answered.
+            // It is removed when its request is sent or answered.
             (Some(_), false) => {}
         }
     }
 
-    /// Removes a binding here; the upstream is not asked.
+    /// Removes a binding from this state only; no request is sent.
     pub(super) fn remove_binding(&mut self, id: BindingId) -> Option<MultiplexedBinding> {
         self.request_ended(id);
         let binding = self.bindings.remove(&id)?;
@@ -294,7 +294,7 @@ impl SubscribersState {
         Some(binding)
     }
 
-    /// The first request for a binding was answered, or is not needed any more.
+    /// Called when the first request for a binding is answered or dropped.
     pub(super) fn request_ended(&mut self, id: BindingId) {
         let by = self.bindings.get_mut(&id).and_then(|binding| binding.requested_by.take());
         if let Some(entry) = by.and_then(|by| self.subscriber_mut(by)) {
@@ -306,7 +306,7 @@ impl SubscribersState {
         }
     }
 
-    /// The upstream has declared this queue and delivers from it: all keys are to be bound to it.
+    /// Called when the upstream has declared this queue and delivers from it: all keys have to be bound to it.
     pub(super) fn handle_declared(&mut self, queue: &Arc<str>) {
         self.queue = Some(Arc::clone(queue));
         self.requests.clear();
@@ -317,19 +317,19 @@ impl SubscribersState {
         }
     }
 
-    /// The upstream connection is lost, and the queue with it.
+    /// Called when the upstream connection is lost, and the queue with it.
     pub(super) fn handle_lost(&mut self) {
         self.queue = None;
         self.requests.clear();
         self.counts.lost += 1;
     }
 
-    /// The name of the queue while the upstream has it.
+    /// The queue's name, while the upstream has it.
     pub(super) fn queue(&self) -> Option<&Arc<str>> {
         self.queue.as_ref()
     }
 
-    /// Gives the queue up. Returns the inboxes of its subscribers, which are to be notified.
+    /// Abandons the queue. Returns its subscribers' inboxes, which the caller has to notify.
     pub(super) fn end(&mut self) -> Vec<Arc<SubscriberInbox>> {
         if std::mem::replace(&mut self.ended, true) {
             return Vec::new();
@@ -339,18 +339,18 @@ impl SubscribersState {
         self.subscribers.iter().map(|(_, entry)| Arc::clone(&entry.inbox)).collect()
     }
 
-    /// Gives the queue up if nobody has needed it for a while.
+    /// Abandons the queue if it has been unused for long enough.
     pub(super) fn end_if_unused(&mut self, now: Instant) -> bool {
         self.ended |= self.unused_until().is_some_and(|until| until <= now);
         self.ended
     }
 
-    /// From now on the queue is given up as soon as it has no subscriber.
+    /// Called at shutdown: the queue is abandoned as soon as it has no subscriber.
     pub(super) fn drain(&mut self) {
         self.unused_time = Duration::ZERO;
     }
 
-    /// When the queue's task has something to do without being woken.
+    /// The next time at which the queue's task has work without being woken.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         self.requests.next_deadline().into_iter().chain(self.unused_until()).min()
     }
@@ -360,7 +360,7 @@ impl SubscribersState {
     }
 }
 
-/// The entry of a subscriber that has not left, while another part of the state is borrowed.
+/// The entry of a present subscriber, while another part of the state is borrowed.
 pub(super) fn subscriber_in(
     subscribers: &mut Slab<SubscriberEntry>,
     id: SubscriberId,

@@ -19,13 +19,13 @@ use super::state::MultiplexedCounts;
 use super::task::{self, LinkedQueue, OpenError, OpenUpstream};
 use crate::upstream::client::AmqpClient;
 
-/// Bytes of the largest frame within the process: RabbitMQ's default.
+/// The maximum frame size within the process, in bytes: RabbitMQ's default.
 const FRAME_MAX: u32 = 128 * 1024;
 
-/// Bytes of deliveries that may wait for the queue's task before the upstream is not read: some turns' worth.
+/// Bytes of waiting deliveries at which the upstream is not read: some turns' worth.
 const MAX_BACKLOG: usize = 1024 * 1024;
 
-/// Channels that a shared queue needs, or one by which processes tell each other of takeovers.
+/// Channels of a shared queue's connection, or of one for takeovers.
 const CHANNELS: u16 = 2;
 
 /// The queues that live subscriptions share upstream, one for each login, virtual host, protocol and exchange.
@@ -35,37 +35,37 @@ pub(crate) struct MultiplexedSubscriptions {
     is_draining: AtomicBool,
 }
 
-/// All shared queues whose tasks run, and the counts of all others.
+/// All shared queues with running tasks, and the counts of ended ones.
 #[derive(Default)]
 struct SharedTable {
     /// The queues that new subscribers join.
     by_login: HashMap<(LoginKey, Arc<str>), Arc<MultiplexedQueue>>,
-    /// Queues that were given up, and replaced before their tasks had ended.
+    /// Queues that were abandoned, and replaced before their tasks ended.
     replaced: Vec<Arc<MultiplexedQueue>>,
-    /// Counts of the queues whose tasks have ended.
+    /// Counts of queues whose tasks have ended.
     ended: MultiplexedCounts,
 }
 
-/// All shared queues together.
+/// Totals of all shared queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MultiplexedTotals {
-    /// Queues whose tasks run.
+    /// Queues with running tasks.
     pub queues: usize,
-    /// Clients whose subscriptions share one of them.
+    /// Clients that share one of these queues.
     pub subscribers: usize,
-    /// Number of binding keys of all queues, those without a subscriber included.
+    /// Number of binding keys of all queues, including those without a subscriber.
     pub bindings: usize,
     /// Bytes of messages that wait for clients.
     pub waiting_bytes: usize,
-    /// Counts since the start of the server, with those of queues that have ended.
+    /// Counts since the start of the server, including ended queues.
     pub counts: MultiplexedCounts,
 }
 
-/// A login, compared by all its parts: permissions may depend on the secret, as with tokens.
+/// A login, compared by all its parts, since permissions may depend on the secret, as with tokens.
 pub(crate) struct LoginKey(pub(crate) UpstreamLogin);
 
 impl MultiplexedSubscriptions {
-    /// Without subscribers. Messages that wait for all of them may take `inbox_total` bytes.
+    /// Without subscribers. `inbox_total` is the budget of all inboxes, in bytes.
     pub(crate) fn new(inbox_total: usize) -> Self {
         let (table, is_draining) = Default::default();
         Self { table, budget: InboxBudget::new(inbox_total), is_draining }
@@ -76,8 +76,9 @@ impl MultiplexedSubscriptions {
         &self.budget
     }
 
-    /// Adds a subscriber to keys of an exchange, whose events go to `inbox`. The login must have been accepted by the upstream.
-    /// Must be called within a runtime: the first subscriber of a login starts the task that opens the upstream connection.
+    /// Adds a subscriber to keys of an exchange, whose events go to `inbox`. The upstream must have accepted the login.
+    /// Must be called within a runtime, since the first subscriber of a login starts the task that opens the upstream
+    /// connection.
     pub(crate) fn join(
         self: &Arc<Self>,
         pool: &Arc<Pool>,
@@ -88,7 +89,7 @@ impl MultiplexedSubscriptions {
         self.join_by((login, exchange), inbox, upstream)
     }
 
-    /// As [`Self::join`]; a new queue opens its connections by `upstream`.
+    /// As [`Self::join`], with `upstream` to open the connections of a new queue.
     pub(super) fn join_by<U: OpenUpstream>(
         self: &Arc<Self>,
         (login, exchange): (&UpstreamLogin, &Arc<str>),
@@ -105,7 +106,7 @@ impl MultiplexedSubscriptions {
             if self.is_draining.load(Ordering::Acquire) {
                 queue.drain();
             }
-            // A new queue has not ended.
+            // A new queue cannot have ended.
             let Some(subscriber) = queue.join(inbox) else { continue };
             let replaced = table.by_login.insert(key, Arc::clone(&queue));
             table.replaced.extend(replaced);
@@ -115,18 +116,18 @@ impl MultiplexedSubscriptions {
         }
     }
 
-    /// The queues for operators, in no order.
+    /// The queues' status for operators, in no order.
     pub(crate) fn status(&self) -> Vec<MultiplexedQueueStatus> {
         self.running().iter().map(|queue| queue.status()).collect()
     }
 
-    /// The binding keys of the queue with this name upstream; `None` if no queue has it.
+    /// The binding keys of the queue with this name upstream; `None` if there is none.
     pub(crate) fn bindings(&self, name: &str) -> Option<Vec<MultiplexedBindingStatus>> {
         let queue = self.running().into_iter().find(|queue| queue.is_named(name))?;
         Some(queue.bindings())
     }
 
-    /// The totals for operators. Counts never go back.
+    /// The totals for operators. Counts never decrease.
     pub(crate) fn totals(&self) -> MultiplexedTotals {
         let table = self.table.lock();
         let (queues, counts) = (table.running(), table.ended);
@@ -146,13 +147,13 @@ impl MultiplexedSubscriptions {
         totals
     }
 
-    /// From now on each queue is given up as soon as its last subscriber has left.
+    /// Called at shutdown: each queue is abandoned as soon as its last subscriber has left.
     pub(crate) fn drain(&self) {
         self.is_draining.store(true, Ordering::Release);
         self.running().iter().for_each(|queue| queue.drain());
     }
 
-    /// The queues whose tasks run.
+    /// The queues with running tasks.
     pub(super) fn running(&self) -> Vec<Arc<MultiplexedQueue>> {
         self.table.lock().running()
     }
@@ -165,14 +166,14 @@ impl MultiplexedSubscriptions {
         } else {
             table.replaced.retain(|other| !Arc::ptr_eq(other, queue));
         }
-        // In the same moment, so that the totals neither lack it nor have it twice.
+        // Under the same lock, so that the totals never omit or double it.
         let (_, _, counts) = queue.figures();
         table.ended.add(counts);
     }
 }
 
 impl SharedTable {
-    /// The queues whose tasks run.
+    /// The queues with running tasks.
     fn running(&self) -> Vec<Arc<MultiplexedQueue>> {
         self.by_login.values().chain(&self.replaced).cloned().collect()
     }
@@ -183,7 +184,7 @@ async fn run(all: Arc<MultiplexedSubscriptions>, queue: Arc<MultiplexedQueue>, u
     task::run(Arc::clone(&listed.queue), upstream).await;
 }
 
-/// A queue's entry in the table, removed however its task ends.
+/// A queue's entry in the table, removed when its task ends.
 struct ListedQueue {
     all: Arc<MultiplexedSubscriptions>,
     queue: Arc<MultiplexedQueue>,
@@ -195,7 +196,7 @@ impl Drop for ListedQueue {
     }
 }
 
-/// The table's hasher is keyed with random bits, so that its order reveals nothing about a secret.
+/// The table's hasher has a random key, so that its order reveals nothing about a secret.
 impl Hash for LoginKey {
     fn hash<H: Hasher>(&self, state: &mut H) {
         let UpstreamLogin { prefix, credentials, vhost } = &self.0;
@@ -219,7 +220,7 @@ impl Eq for LoginKey {}
 pub(crate) struct PoolUpstream {
     pool: Arc<Pool>,
     login: UpstreamLogin,
-    /// Set if the pool is not to send again what has no confirm: whether the connection is shared with nobody.
+    /// Set if the pool must not publish unconfirmed messages again. The value says whether the connection is isolated.
     without_replay: Option<bool>,
 }
 
@@ -228,7 +229,7 @@ impl PoolUpstream {
         Self { pool: Arc::clone(pool), login: login.clone(), without_replay: None }
     }
 
-    /// For somebody who publishes again by himself what has no confirm: [`proxy::ProxySession::without_replay`].
+    /// For callers that publish unconfirmed messages again themselves: [`proxy::ProxySession::without_replay`].
     pub(crate) fn without_replay(self, is_isolated: bool) -> Self {
         Self { without_replay: Some(is_isolated), ..self }
     }
@@ -254,7 +255,7 @@ impl OpenUpstream for PoolUpstream {
     }
 }
 
-/// Whether an upstream has decided, or could not be asked.
+/// Distinguishes a refusal by the upstream from a failure to ask it.
 fn of_refusal(refusal: Refusal) -> OpenError {
     match refusal {
         Refusal::Login(text) => OpenError::Refused(Fault::new(ReplyCode::AccessRefused, text)),

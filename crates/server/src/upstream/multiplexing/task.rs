@@ -1,5 +1,5 @@
-//! The task of a shared queue: opens its connection, again when it is lost, and closes it when nobody needs it.
-//! [`LinkedQueue`] is all that it knows of the queue.
+//! The task of a shared queue: opens its connection, reopens it when it is lost, and closes it when the queue is unused.
+//! It uses the queue as a [`LinkedQueue`].
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -22,66 +22,66 @@ pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Opens upstream connections for one shared queue.
 pub(crate) trait OpenUpstream: Send + Sync + 'static {
-    /// A client that is logged in, in the virtual host of the queue.
+    /// A logged-in client in the virtual host of the queue.
     fn open(&self) -> impl Future<Output = Result<AmqpClient, OpenError>> + Send;
 }
 
-/// Why a connection could not be opened.
+/// The reason why a connection could not be opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum OpenError {
-    /// It is worth trying again.
+    /// A later attempt may succeed.
     Unreachable(Fault),
     /// The upstream refuses the login or the virtual host.
     Refused(Fault),
 }
 
-/// A queue that has an upstream connection of its own while somebody needs it.
+/// A queue with an upstream connection of its own while it is used.
 pub(crate) trait LinkedQueue: Send + Sync + 'static {
     type Link: UpstreamLink;
     /// Its name in the log.
     const NAME: &'static str;
 
     fn login(&self) -> &UpstreamLogin;
-    /// Wakes the task when one of the following is worth another call.
+    /// Wakes the task when another call of the following methods is due.
     fn waker(&self) -> &AtomicWaker;
-    /// A conversation on a connection that has been opened.
+    /// Starts the dialogue on a new connection.
     fn link(self: &Arc<Self>, client: AmqpClient, now: Instant) -> Self::Link;
-    /// The connection is lost.
+    /// Called when the connection is lost.
     fn handle_lost(&self);
-    /// Does what is due by `now`, with or without a connection.
+    /// Handles timeouts that have passed by `now`, with or without a connection.
     fn expire(&self, now: Instant);
-    /// Whether it is given up, by now because nobody has needed it for a while.
+    /// Whether the queue is abandoned, if necessary because it has been unused for long enough.
     fn end_if_unused(&self, now: Instant) -> bool;
-    /// The next time for the two before.
+    /// The next time at which to call [`Self::expire`] or [`Self::end_if_unused`].
     fn next_deadline(&self) -> Option<Instant>;
 }
 
-/// The conversation on an upstream connection.
+/// The dialogue on an upstream connection.
 pub(crate) trait UpstreamLink: Send {
-    /// Does what is to be done now, within one turn. `waker` is woken when there is more.
+    /// Takes a turn. `waker` is woken when the next turn is due.
     ///
     /// # Errors
-    /// The connection is of no more use.
+    /// The connection has to be closed.
     fn take_turn(&mut self, waker: &Waker, now: Instant) -> Result<LinkStep, LinkEnd>;
-    /// When to call [`Self::take_turn`] at the latest.
+    /// The latest time at which to call [`Self::take_turn`].
     fn next_deadline(&self) -> Option<Instant>;
-    /// Closes the connection; what still comes is discarded. Returns true if that is done or has failed; otherwise `waker` is
-    /// woken when it is to be called again.
+    /// Closes the connection, and discards further input. Returns true if that is done or has failed; otherwise `waker`
+    /// is woken when this has to be called again.
     fn close(&mut self, waker: &Waker, now: Instant) -> bool;
 }
 
-/// Runs a shared queue until nobody needs it, or the upstream refuses it.
+/// Runs a shared queue until it is unused, or the upstream refuses it.
 pub(super) async fn run(queue: Arc<MultiplexedQueue>, upstream: impl OpenUpstream) {
     let mut guard = EndGuard(Some(Arc::clone(&queue)));
     if let Some(fault) = serve(&queue, &upstream).await {
         let (user, vhost) = (&queue.login().credentials.username, &queue.login().vhost);
         tracing::warn!(user, %vhost, %fault, "upstream refused {}", MultiplexedQueue::NAME);
-        tell_ended(queue.end(), &fault).await;
+        notify_ended(queue.end(), &fault).await;
     }
     guard.0 = None;
 }
 
-/// Opens connections until `queue` is given up. Returns the fault with which the upstream has refused it.
+/// Opens connections until `queue` is abandoned. Returns the fault if the upstream has refused it.
 pub(crate) async fn serve<Q: LinkedQueue>(queue: &Arc<Q>, upstream: &impl OpenUpstream) -> Option<Fault> {
     let mut back_off = RETRY;
     loop {
@@ -111,7 +111,7 @@ pub(crate) async fn serve<Q: LinkedQueue>(queue: &Arc<Q>, upstream: &impl OpenUp
     }
 }
 
-/// Runs a connection until it is of no more use. Returns `None` if nobody needs it.
+/// Runs a connection until it has to be closed. Returns `None` if the queue is unused.
 async fn drive<Q: LinkedQueue>(queue: &Q, link: &mut Q::Link) -> Option<LinkEnd> {
     let mut timer = pin!(tokio::time::sleep(Duration::ZERO));
     let mut busy_turn = None;
@@ -129,7 +129,7 @@ async fn drive<Q: LinkedQueue>(queue: &Q, link: &mut Q::Link) -> Option<LinkEnd>
     }
 }
 
-/// Takes a turn; ready with `Idle` if the queue is given up.
+/// Takes a turn; ready with `Idle` if the queue is abandoned.
 fn poll_link<Q: LinkedQueue>(
     queue: &Q,
     link: &mut Q::Link,
@@ -137,7 +137,7 @@ fn poll_link<Q: LinkedQueue>(
     cx: &mut Context<'_>,
 ) -> Poll<Result<LinkStep, LinkEnd>> {
     loop {
-        // Registered before the state is looked at, so that no change in between is missed.
+        // Registered before the state is checked, so that no change in between is missed.
         queue.waker().register(cx.waker());
         let now = transport::now();
         if queue.end_if_unused(now) {
@@ -157,7 +157,7 @@ fn poll_link<Q: LinkedQueue>(
     }
 }
 
-/// Waits for `future`, but no longer than the queue is needed.
+/// Runs `future`, but no longer than the queue is used.
 pub(crate) async fn unless_unused<R>(queue: &impl LinkedQueue, future: impl Future<Output = R>) -> Option<R> {
     // Boxed: a handshake is large, and rare.
     let mut future = Box::pin(future);
@@ -183,24 +183,24 @@ pub(crate) async fn unless_unused<R>(queue: &impl LinkedQueue, future: impl Futu
     .await
 }
 
-/// Closes a connection that nobody needs: calls `close`, which wakes the waker, until it returns true or the time is over.
+/// Closes an unused connection: calls `close`, which wakes the waker, until it returns true or the time is over.
 pub(crate) async fn close_in_time(limit: Duration, mut close: impl FnMut(&Waker, Instant) -> bool) {
     let closed =
         poll_fn(|cx| if close(cx.waker(), transport::now()) { Poll::Ready(()) } else { Poll::Pending });
-    // Past the limit it is given up.
+    // After the limit the connection is dropped.
     let _ = tokio::time::timeout(limit, closed).await;
 }
 
-/// Notifies the subscribers of a queue that was given up, over as many turns as that takes.
-async fn tell_ended(inboxes: Vec<Arc<SubscriberInbox>>, fault: &Fault) {
+/// Notifies the subscribers of an abandoned queue, over as many turns as that takes.
+async fn notify_ended(inboxes: Vec<Arc<SubscriberInbox>>, fault: &Fault) {
     for some in inboxes.chunks(SLOTS_AT_ONCE) {
         some.iter().for_each(|inbox| inbox.end(fault.clone()));
-        // The permit is for turns, of which this is none.
+        // The permit is for turns, and this is none.
         drop(transport::next_busy_turn().await);
     }
 }
 
-/// Ends the subscribers of a queue whose task has failed: they must not wait for nothing.
+/// Ends the subscribers of a queue whose task has panicked, so that they do not wait in vain.
 struct EndGuard(Option<Arc<MultiplexedQueue>>);
 
 impl Drop for EndGuard {

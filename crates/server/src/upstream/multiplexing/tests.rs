@@ -1,4 +1,4 @@
-//! Shared queues with the embedded broker behind them, on tokio's paused clock.
+//! Shared queues with the embedded broker as their upstream, on tokio's paused clock.
 
 mod delivering;
 mod losing;
@@ -32,22 +32,22 @@ use crate::server::Shared;
 use crate::simulated::{self, FRAME_MAX};
 use crate::upstream::client::AmqpClient;
 
-/// The user whose clients subscribe. It may bind `private.#` nowhere.
+/// The user whose clients subscribe. It may not bind `private.#`.
 pub(crate) const USER: &str = "subscriber";
 
-/// The embedded broker as an upstream that can be lost.
+/// The embedded broker as an upstream that can fail.
 #[derive(Clone)]
 pub(crate) struct Upstream {
     shared: Arc<Shared>,
     /// The connections of shared queues that are open.
     open: Arc<Mutex<Vec<FlakyLink>>>,
-    /// Returned instead of a connection.
+    /// The error returned instead of a connection.
     pub(crate) refusal: Arc<Mutex<Option<OpenError>>>,
-    /// Publishes with these bytes close the connection with a fault.
+    /// Publishes that contain these bytes close the connection with a fault.
     poison: Poison,
-    /// Whether it takes everything and answers no publish.
+    /// Whether it accepts everything and answers no publish.
     is_silent: Arc<AtomicBool>,
-    /// Number of connections asked for.
+    /// Number of requested connections.
     attempts: Arc<AtomicU64>,
     next_session: Arc<AtomicU64>,
 }
@@ -88,7 +88,7 @@ impl Upstream {
         self.broker().vhost("/").unwrap()
     }
 
-    /// Opens a connection in a virtual host, which only `/` is.
+    /// Opens a connection in a virtual host; only `/` exists.
     pub(crate) async fn open_in(&self, vhost: &str) -> Result<AmqpClient, OpenError> {
         match self.broker().vhost(vhost) {
             Some(_) => self.open().await,
@@ -144,13 +144,13 @@ impl Upstream {
         *self.poison.lock() = Some((text.as_bytes().to_vec(), fault));
     }
 
-    /// Takes publishes from now on, and neither has nor answers them.
-    pub(crate) fn falls_silent(&self) {
+    /// Accepts publishes from now on, but neither stores nor confirms them.
+    pub(crate) fn stop_confirming(&self) {
         self.is_silent.store(true, Ordering::Relaxed);
     }
 
-    /// Has and answers publishes again.
-    pub(crate) fn answers_again(&self) {
+    /// Stores and confirms publishes again.
+    pub(crate) fn resume_confirming(&self) {
         self.is_silent.store(false, Ordering::Relaxed);
     }
 
@@ -162,7 +162,7 @@ impl Upstream {
         }
     }
 
-    /// The shared queues that the broker has.
+    /// The broker's shared queues.
     pub(crate) fn queues(&self) -> Vec<Arc<Queue>> {
         self.vhost().all_queues()
     }
@@ -199,7 +199,7 @@ impl OpenUpstream for Upstream {
     }
 }
 
-/// A session that can be lost as that of the pool can.
+/// A session that can be lost like one of the pool.
 struct FlakySession {
     session: Box<dyn BackendSession>,
     is_lost: Arc<AtomicBool>,
@@ -208,7 +208,7 @@ struct FlakySession {
 }
 
 impl FlakySession {
-    /// Whether a frame begins a publish.
+    /// Whether a frame starts a publish.
     fn publishes(frame: &Frame<'_>) -> bool {
         frame.payload.starts_with(&[0, 60, 0, 40])
     }
@@ -294,7 +294,7 @@ impl BackendSession for FlakySession {
     }
 }
 
-/// A server's shared queues, the upstream, and somebody who publishes there.
+/// A server's shared queues, the upstream, and a publisher there.
 struct Site {
     upstream: Upstream,
     all: Arc<MultiplexedSubscriptions>,
@@ -306,7 +306,7 @@ impl Site {
         Self::of(Upstream::new(), Arc::new(MultiplexedSubscriptions::new(256 << 20)))
     }
 
-    /// The same, with another publisher.
+    /// A second site with the same queues, and its own publisher.
     fn another(&self) -> Self {
         Self::of(self.upstream.clone(), Arc::clone(&self.all))
     }
@@ -359,7 +359,7 @@ impl Site {
         Subscriber { carrier, inbox, hold }
     }
 
-    /// The only shared queue.
+    /// The status of the only shared queue.
     fn status(&self) -> MultiplexedQueueStatus {
         let [status] = <[_; 1]>::try_from(self.all.status()).unwrap();
         status
@@ -380,7 +380,7 @@ impl Subscriber {
         assert_eq!(self.events(), [format!("subscribed {number}")]);
     }
 
-    /// The events that a nudge has told of.
+    /// The events that a nudge has announced.
     fn events(&self) -> Vec<String> {
         if !self.carrier.take_nudge() {
             assert!(self.inbox.take(true).is_none(), "an event without a nudge");
@@ -402,7 +402,7 @@ fn describe(event: &SubscriberEvent) -> String {
     }
 }
 
-/// Waits until no task has anything to do: only then the paused clock continues.
+/// Waits until all tasks are idle, which is when the paused clock advances.
 pub(crate) async fn settle() {
     tokio::time::sleep(Duration::from_millis(1)).await;
 }

@@ -1,17 +1,17 @@
-//! The messages in an inbox, of which some may be dropped.
+//! The messages that wait in an inbox, some of which may be dropped.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::inbox::{ENTRY, MultiplexedMessage, SubscriptionNumbers};
 
-/// Messages in the order in which they came.
+/// Messages in the order of their arrival.
 #[derive(Default)]
 pub(super) struct WaitingMessages {
-    /// Messages that may be dropped, and the others: each in order, with their places in the order of both.
+    /// Messages that may be dropped, and the others. Each has its number in the order of arrival.
     droppable: VecDeque<WaitingMessage>,
     others: VecDeque<WaitingMessage>,
-    /// The place of the next message.
+    /// The number of the next message.
     next_place: u64,
     /// Bytes of both.
     bytes: usize,
@@ -32,7 +32,7 @@ impl WaitingMessages {
         self.bytes
     }
 
-    /// Bytes that its entries take of the budget, without the messages.
+    /// Bytes of the budget that its entries take, without the messages.
     pub(super) fn overhead(&self) -> usize {
         ENTRY * self.len()
     }
@@ -69,7 +69,7 @@ impl WaitingMessages {
         oldest.is_some()
     }
 
-    /// The line with the oldest message.
+    /// The list with the oldest message.
     fn first_line_mut(&mut self) -> &mut VecDeque<WaitingMessage> {
         let place = |line: &VecDeque<WaitingMessage>| line.front().map_or(u64::MAX, |first| first.place);
         if place(&self.droppable) < place(&self.others) { &mut self.droppable } else { &mut self.others }

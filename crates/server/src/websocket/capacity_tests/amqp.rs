@@ -15,7 +15,7 @@ use broker::{Broker, BrokerConfig};
 use super::*;
 use crate::amqp::connection::AmqpConnection;
 
-/// Interval at which each session's client is served; it publishes every second time.
+/// Interval at which each session's client acts; it publishes every second time.
 const ROUND: Duration = Duration::from_millis(27_500);
 /// Steps of a round.
 const STEPS: u32 = 275;
@@ -78,7 +78,7 @@ async fn look_after(members: &mut [Member], round: usize) {
     }
 }
 
-/// A client, which is the test itself.
+/// A client, played by the test.
 struct Member {
     end: ClientEnd,
     /// Bodies received.

@@ -1,4 +1,4 @@
-//! MQTT sessions in front of an upstream, each with a live subscription: those to the same topics share one queue there.
+//! MQTT sessions in front of an upstream, each with a live subscription: those to the same topics share a queue there.
 
 use ::mqtt::packet::{
     ConnectPacket, Payload, PublishPacket, Requests, Subscribe, SubscribeOptions, SubscribeRequest,
@@ -12,9 +12,9 @@ use crate::mqtt::{MqttBackend, MqttConfig, MqttConnection, UpstreamHub};
 use crate::simulated::InProcessConnector;
 
 const V311: MqttVersion = MqttVersion::V311;
-/// Topics, each of which is that of many sessions.
+/// Number of topics, each with many sessions.
 const TOPICS: usize = 1000;
-/// Queues upstream: that of all subscriptions, that of takeovers, and the log of retained messages.
+/// Queues upstream: the shared one, the takeover queue, and the log of retained messages.
 const MAX_QUEUES: usize = 3;
 
 #[tokio::test]
@@ -93,7 +93,7 @@ fn topic_of(number: usize) -> String {
     format!("topic/{}", number % TOPICS)
 }
 
-/// A client, which is the test itself.
+/// A client, played by the test.
 struct Member {
     end: ClientEnd,
     /// Messages received.

@@ -1,4 +1,4 @@
-//! Traced deliveries wait for the connection's own task, and consumers wait for that.
+//! Traced deliveries wait for the connection's task, and consumers wait for the traces.
 
 use amqp::RawTable;
 use broker::{Binding, Tracer};
@@ -6,7 +6,7 @@ use broker::{Binding, Tracer};
 use super::super::super::publish_gate::PublishGate;
 use super::*;
 
-/// Most deliveries that wait: the limit plus one consumer's batch beyond it.
+/// The maximum of waiting deliveries: the limit plus one consumer's batch.
 const MAX_WAITING: usize = 2 * 1024;
 
 /// A channel on a traced virtual host, and the queue that receives the traces.
@@ -45,10 +45,10 @@ fn consumers_wait_while_many_traces_are_pending_and_get_every_message() {
     fixture.consume("c", 0, true);
     fixture.publish(MESSAGES);
     let mut delivered = fixture.delivered().len();
-    assert!((1024..=MAX_WAITING).contains(&delivered), "{delivered} with nobody telling");
+    assert!((1024..=MAX_WAITING).contains(&delivered), "{delivered} delivered before any trace is published");
     fixture.connection.resume(NOW);
     fixture.connection.resume_deferred(NOW);
-    assert_eq!(fixture.delivered().len(), 0, "nothing has been told of meanwhile");
+    assert_eq!(fixture.delivered().len(), 0, "no trace has been published meanwhile");
     let (mut publisher, publish_gate) =
         (TracePublisher::default(), PublishGate::new(Arc::clone(&fixture.outbox)));
     while delivered < MESSAGES {

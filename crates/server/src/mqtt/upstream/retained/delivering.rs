@@ -20,14 +20,14 @@ use crate::mqtt::retained::RetainedMessage;
 use crate::mqtt::subscriptions::FilterMatch;
 use crate::mqtt::upstream::session::UpstreamSession;
 
-/// Longest time that SUBACK waits for the log, which is read while many topics are there or the upstream is away. The retained
-/// messages follow when it has been read.
+/// The longest time that a SUBACK waits until the log has been read, for example while the upstream is unreachable.
+/// Afterwards the retained messages follow once it has been read.
 const MAX_WAIT: Duration = Duration::from_secs(5);
 
-/// SUBSCRIBEs whose retained messages wait for the log at which the client is no longer read.
+/// SUBSCRIBEs whose retained messages wait for the log, at which the client is no longer read.
 const MAX_TICKETS: usize = 1024;
 
-/// Topics of live messages that are remembered while retained ones wait: some 100 KiB.
+/// The maximum of remembered topics of live messages while retained ones wait: some 100 KiB.
 const MAX_LIVE: usize = 1000;
 
 /// Cost of a retained message for one client, in nanoseconds.
@@ -36,10 +36,10 @@ const MESSAGE: u32 = 1_500;
 /// Cost of a topic that a filter matches, in nanoseconds.
 const MATCHED: u32 = 300;
 
-/// A session's part in retained messages.
+/// The retained messages of one session's subscriptions.
 pub(in super::super) struct RetainedSession {
     pub(in super::super) log: LogClient,
-    /// Dropped when no new subscription waits for retained messages.
+    /// Dropped when no new subscription waits for retained messages any more.
     waiting: OnDemand<RetainedWaiting>,
 }
 
@@ -48,29 +48,29 @@ pub(in super::super) struct RetainedSession {
 struct RetainedWaiting {
     /// Subscriptions that wait until the log has been read.
     tickets: VecDeque<RetainedTicket>,
-    /// Topics whose messages the client is to be sent.
+    /// Topics whose messages have to be sent to the client.
     pending: PendingRetained,
-    /// The topics of live messages with RETAIN that the client was sent while tickets or copies wait, with the hash of the last
-    /// one's payload: what is retained may be older, and must not follow it.
+    /// The topics of live RETAIN messages that were sent while tickets or copies waited, each with the hash of the last
+    /// payload. A retained message may be older than these, and must not follow them.
     live: HashMap<Box<str>, u64>,
 }
 
 struct RetainedTicket {
     ticket: u64,
-    /// Filters that have not been looked up, or not completely.
+    /// Filters that have not been searched completely.
     filters: vec::IntoIter<Arc<str>>,
-    /// How far the first of them has been.
+    /// The progress of the first filter's search.
     progress: LogProgress,
 }
 
-/// Whether a SUBSCRIBE waits for retained messages.
+/// A SUBSCRIBE's wait for retained messages.
 #[derive(Debug, Default)]
 pub(in super::super) enum RetainedWait {
     #[default]
     No,
-    /// They are asked for when everything is bound.
+    /// The filters whose retained messages are requested once all of the packet is bound.
     Wanted(Vec<Arc<str>>),
-    /// The log is being read up to this ticket, and SUBACK waits for that until then.
+    /// SUBACK waits until the log has been read up to this ticket, or this time has come.
     Ticket(u64, Instant),
 }
 
@@ -79,7 +79,7 @@ impl RetainedSession {
         Self { log, waiting: OnDemand::default() }
     }
 
-    /// Continues with the wait of a SUBSCRIBE whose filters are bound.
+    /// Advances the wait of a SUBSCRIBE whose filters are all bound.
     pub(in super::super) fn advance(&mut self, wait: &mut RetainedWait, outbox: &Arc<Outbox>, now: Instant) {
         if let RetainedWait::Wanted(filters) = wait {
             let filters = std::mem::take(filters).into_iter();
@@ -99,7 +99,7 @@ impl RetainedSession {
         }
     }
 
-    /// Called for each live message with RETAIN that the client is sent, as it may be newer than what is retained of its topic.
+    /// Called for each live RETAIN message sent to the client, since it may be newer than the topic's message in the log.
     pub(in super::super) fn sent_live(&mut self, topic: &str, payload: &[u8], outbox: &Arc<Outbox>) {
         let Some(waiting) = self.waiting.get_mut().filter(|waiting| !waiting.is_over()) else { return };
         let hash = waiting.live.hasher().hash_one(payload);
@@ -107,7 +107,7 @@ impl RetainedSession {
         if waiting.live.len() <= MAX_LIVE {
             return;
         }
-        // Once the log has been read as far as it goes now, nothing is older than what the client has been sent.
+        // Once the log has been read up to its present end, nothing in it is older than the live messages sent so far.
         if let Some(renewed) = self.log.ticket(outbox) {
             waiting.tickets.iter_mut().for_each(|ticket| ticket.ticket = renewed);
         }
@@ -116,19 +116,20 @@ impl RetainedSession {
         }
     }
 
-    /// Whether a topic's message may follow what the client has been sent. If it is another one than the last live one it may
-    /// be older; a newer one comes live. If it is that one, each new subscription gets it (section 3.3.1.3).
+    /// Whether a topic's retained message may be sent after the live messages so far. If it differs from the last live
+    /// message it may be older; a newer one comes live. If it is the same, each new subscription gets it (section
+    /// 3.3.1.3).
     fn may_follow(&self, message: &RetainedMessage) -> bool {
         let Some(RetainedWaiting { live, .. }) = self.waiting.get() else { return true };
         let last = live.get(&*message.topic);
         last.is_none_or(|last| *last == live.hasher().hash_one(&*message.payload))
     }
 
-    /// Makes messages pending for filters whose log has been read, as long as the client is subscribed to them.
+    /// Makes messages pending for filters whose log has been read, if the client is still subscribed to them.
     pub(super) fn collect(&mut self, is_subscribed: impl Fn(&str) -> bool, now: Timestamp) {
         let Self { log, waiting } = self;
         let Some(RetainedWaiting { tickets, pending, .. }) = waiting.get_mut() else { return };
-        // A few topics at a time, as each filter may match very many.
+        // A few topics at a time, since each filter may match very many.
         while !work::is_turn_over()
             && let Some(waiting) = tickets.front_mut().filter(|waiting| log.has_reached(waiting.ticket))
         {
@@ -152,7 +153,7 @@ impl RetainedSession {
         }
     }
 
-    /// The topics whose messages would be sent now, in their order.
+    /// The topics whose messages can be sent now, in order.
     #[cfg(test)]
     pub(super) fn sendable(&self) -> Vec<String> {
         let now = Timestamp(0);
@@ -175,7 +176,7 @@ impl RetainedSession {
         self.waiting.get()?.pending.first()
     }
 
-    /// Removes that copy.
+    /// Removes that copy, which is being sent.
     fn pop_first(&mut self) {
         if let Some(waiting) = self.waiting.get_mut() {
             waiting.pending.pop_first();
@@ -184,7 +185,7 @@ impl RetainedSession {
 }
 
 impl RetainedWaiting {
-    /// Whether nothing waits: then it does not matter what has come live.
+    /// Whether nothing waits, so that the live messages need not be remembered.
     fn is_over(&self) -> bool {
         self.tickets.is_empty() && self.pending.is_empty()
     }
@@ -205,7 +206,7 @@ impl UpstreamSession {
             && let Some(PendingCopy { topic, filter, .. }) = self.retained.first()
         {
             work::charge(MESSAGE, 1);
-            // The message has been removed, or has come live, or the subscription is gone.
+            // `None` if the message was removed or has come live, or the subscription is gone.
             let verdict = match filter {
                 Some(filter) => self.subscriptions.get(&filter).map(FilterMatch::of),
                 None => self.subscriptions.match_retained(&topic),

@@ -1,4 +1,4 @@
-//! The conversation with the upstream: declares the log and binds it, reads it from where it was read to, and publishes markers
+//! The dialogue with the upstream: declares and binds the log, reads it from the last offset on, and publishes markers
 //! and copies.
 
 use std::sync::Arc;
@@ -20,33 +20,33 @@ use crate::upstream::multiplexing::dialogue::{Dialogue, DialogueLink};
 use crate::upstream::multiplexing::link::LinkEnd;
 use crate::upstream::multiplexing::task::LinkedQueue;
 
-/// Most entries that the upstream sends before they are acknowledged: an upstream 20 ms away still sends 50,000 a second.
+/// Prefetch of the log's consumer: at a round trip of 20 ms the upstream can still send 50,000 entries a second.
 const WINDOW: u16 = 1000;
 
-/// Markers and copies that the upstream has not confirmed at which no more copies are made.
+/// Unconfirmed markers and copies at which no more copies are made.
 const MAX_UNCONFIRMED: u64 = 64;
 
-/// Time after which a marker that has not come back is published again. RabbitMQ that has just started confirms messages for
-/// queues that it has not started, and drops them.
+/// The time after which a marker that was not read back is published again. A RabbitMQ that has just started confirms,
+/// and drops, messages for queues that it has not started yet.
 pub(super) const MARKER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The channel that declares, binds and publishes.
+/// The number of the channel that declares, binds and publishes.
 const PUBLISHING: u16 = 1;
 
-/// The channel that consumes.
+/// The number of the channel that consumes.
 const READING: u16 = 2;
 
-/// Nanoseconds charged for each method or entry: it is parsed, and put into the tree.
+/// Nanoseconds charged for a method or entry: for parsing it and for updating the tree.
 const METHOD: u32 = 2000;
 
 /// Picoseconds charged for a byte of an entry.
 const BODY_BYTE: u32 = 150;
 
-/// A log that is read by one login.
+/// Reads a log with one login.
 pub(super) struct LogReader {
     pub(super) log: Arc<RetainedLog>,
     pub(super) login: UpstreamLogin,
-    /// Whether the login is not used: it waits for one that may be.
+    /// Whether the login waits until it may be used.
     pub(super) is_waiting: bool,
 }
 
@@ -57,32 +57,32 @@ pub(super) struct LogDialogue {
     log: Arc<RetainedLog>,
     login: UpstreamLogin,
     stage: LogStage,
-    /// Whether the upstream has answered that the queue is there.
+    /// Whether the upstream has confirmed that the queue exists.
     is_declared: bool,
     confirms: PublisherConfirms,
-    /// The marker that is on its way; 0 for none.
+    /// The number of the marker that was published last; 0 for none.
     marker: u64,
-    /// When that was published.
+    /// When `marker` was published.
     marker_at: Instant,
-    /// The last one that was read.
+    /// The number of the last marker that was read on this connection.
     reached: u64,
-    /// Whether the channel has to be opened again.
+    /// Whether the publishing channel has to be opened again.
     reopens: bool,
-    /// Whether the next entry is the first on this connection, and where it is to be.
+    /// Until the first entry on this connection: the offset that it should have.
     expected: Option<u64>,
     /// The last delivery tag received, and the last one acknowledged.
     received: u64,
     acked: u64,
-    /// Set when the connection is of no more use.
+    /// Set when the connection has to be closed.
     end: Option<LinkEnd>,
 }
 
-/// How far the log is declared; each stage is a request that was sent.
+/// The progress of the declaration; each stage is a request that was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LogStage {
     Exchange,
     Queue,
-    /// The binding to the exchange of publishers.
+    /// The binding to `mqtt_exchange`.
     Publishers,
     /// The binding to the log's own exchange.
     Own,
@@ -113,7 +113,7 @@ impl LinkedQueue for LogReader {
     fn expire(&self, now: Instant) {
         self.log.expire(now);
         if self.is_waiting {
-            // The login for which clients wait may be gone: it is known then that there is none.
+            // The last usable login may be gone, in which case the log's status changes.
             self.log.choose_login(now);
         }
     }
@@ -132,7 +132,7 @@ impl LinkedQueue for LogReader {
 }
 
 impl LogLink {
-    /// Begins to declare the log.
+    /// Starts to declare the log.
     pub(super) fn new(log: &Arc<RetainedLog>, login: &UpstreamLogin, client: AmqpClient) -> Self {
         log.ticket_of_reader();
         let dialogue = LogDialogue {
@@ -187,14 +187,14 @@ impl Dialogue for LogDialogue {
             self.acked = self.received;
             client.send(READING, basic::Ack { delivery_tag: self.received, multiple: true });
         }
-        // The marker of an earlier connection may be read first. The reader's own ticket asks for a later one.
+        // The marker of an earlier connection may be read first. The reader's own ticket makes it publish a later one.
         if (self.marker <= self.reached || self.marker_at + MARKER_TIMEOUT <= now)
             && let Some(number) = self.log.wanted_marker(self.reached)
         {
             (self.marker, self.marker_at) = (number, now);
             self.publish(client, &record::marker(self.log.process, number));
         }
-        // Copies are made of what is known to be the newest.
+        // Only what was read up to a marker is known to be current, and so may be copied.
         while self.reached > 0
             && client.has_capacity()
             && !work::is_turn_over()
@@ -223,7 +223,7 @@ impl LogDialogue {
                 Method::BasicAck(ack) => {
                     self.confirms.settle(ack.delivery_tag, ack.multiple, Confirmed::Acked, |_, _| {});
                 }
-                // The stream has failed: it is read, and written, by another connection.
+                // The stream has failed: another connection reads and writes it again.
                 Method::BasicNack(_) => self.lose("the log has failed"),
                 Method::ChannelClose(close) => self.handle_closed(announced(&close)),
                 _ => {}
@@ -248,7 +248,8 @@ impl LogDialogue {
         self.end = Some(LinkEnd::Lost(Fault::new(ReplyCode::ConnectionForced, why)));
     }
 
-    /// The upstream has closed a channel. A log that exists is used as it is.
+    /// Handles the closing of a channel by the upstream. An existing log is used even if it was declared with other
+    /// arguments.
     fn handle_closed(&mut self, fault: Fault) {
         let is_there = matches!(fault.code, ReplyCode::AccessRefused | ReplyCode::PreconditionFailed);
         self.stage = match self.stage {
@@ -257,31 +258,31 @@ impl LogDialogue {
             LogStage::Reading if fault.code != ReplyCode::AccessRefused => {
                 return self.end = Some(LinkEnd::Lost(fault));
             }
-            // Until the exchange is there nothing is published, and nothing retained.
+            // Without the exchange nothing is published, and so nothing retained.
             LogStage::Publishers if misses_exchange(&fault, self.log.publishers()) => {
                 return self.end = Some(LinkEnd::Refused(fault));
             }
             _ if self.is_down(fault.code) => return self.end = Some(LinkEnd::Lost(fault)),
             _ => return self.end = Some(LinkEnd::Refused(fault)),
         };
-        // The channel is closed.
+        // The channel is closed, and the confirms with it.
         self.confirms = PublisherConfirms::default();
         self.reopens = true;
     }
 
-    /// Whether a fault says that the stream is there, and has not been started: RabbitMQ accepts clients before that. In 3.10
-    /// it is not found then, and in 4 it has no replica.
+    /// Whether a fault means that the stream exists but has not started: RabbitMQ accepts clients before it has started
+    /// streams. 3.10 reports such a stream as not found, 4 as having no replica.
     fn is_down(&self, code: ReplyCode) -> bool {
         match self.stage {
             LogStage::Exchange | LogStage::Reading => false,
             LogStage::Consumer if code == ReplyCode::PreconditionFailed => true,
-            // A declaration finds what is not there by creating it.
+            // A declaration would create a stream that does not exist.
             LogStage::Queue => code == ReplyCode::NotFound,
             _ => self.is_declared && code == ReplyCode::NotFound,
         }
     }
 
-    /// A message of any kind, from anybody who may publish to one of the exchanges or to the queue.
+    /// Handles a message of any kind, from anybody who may publish to one of the exchanges or to the queue.
     fn handle_entry(&mut self, received: &ReceivedMessage<'_>) {
         let ContentMethod::Deliver { delivery_tag, exchange, routing_key, .. } = &received.method else {
             return;
@@ -297,7 +298,7 @@ impl LogDialogue {
             && expected > 0
             && placed.offset > expected
         {
-            // The upstream has dropped what was to be read next.
+            // The upstream has already dropped the entries that were to be read next.
             self.log.handle_replaced();
             return self.lose("the log has gone on without this reader");
         }
@@ -317,7 +318,7 @@ impl LogDialogue {
         }
     }
 
-    /// Sends the request of the stage.
+    /// Sends the request of the current stage.
     fn request(&mut self, client: &mut AmqpClient) {
         if std::mem::take(&mut self.reopens) {
             client.send(PUBLISHING, channel::Open { reserved_1: "" });

@@ -1,4 +1,4 @@
-//! The log of retained messages of one virtual host: what was read of it, the clients that need it, and those that wait for it.
+//! The log of retained messages of one virtual host: the topics read from it, its clients, and their waits.
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
@@ -22,22 +22,23 @@ use crate::mqtt::retained::{RetainedMessage, RetainedSearch};
 use crate::mqtt::session::Refusal;
 use crate::upstream::multiplexing::UpstreamLogin;
 
-/// Longest time that a client waits to learn whether messages are retained: enough for the handshakes of a first connection
-/// upstream. After that it counts as so.
+/// The longest time that a client waits to learn whether messages are retained: enough for the handshakes of a first
+/// upstream connection. Afterwards it assumes that they are.
 pub(super) const MAX_DECISION: Duration = Duration::from_secs(2);
 
-/// Time that the log is read after the last client has gone: the next one need not wait until all of it has been read again.
+/// The time that the log is still read after the last client has left, so that the next client need not wait for a
+/// complete read.
 pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Clients that wait for the log at which those that are gone are removed.
+/// Waiting clients at which those with closed connections are removed.
 const MIN_PRUNED: usize = 1024;
 
-/// The log of one virtual host, as sessions and its own task see it.
+/// The log of one virtual host, shared by its sessions and its task.
 pub(in super::super) struct RetainedLog {
     vhost: Box<str>,
-    /// The exchange of clients' messages, from which those that are retained come.
+    /// The `mqtt_exchange`, through which retained messages reach the log.
     publishers: Arc<str>,
-    /// A random number that tells markers of this log's reader from others.
+    /// A random number that distinguishes this reader's markers from others'.
     pub(super) process: u64,
     limits: LogLimits,
     clock: Clock,
@@ -48,46 +49,46 @@ pub(in super::super) struct RetainedLog {
 
 struct LogState {
     topics: RetainedTopics,
-    /// Served until the log that has taken this one's place has been read once.
+    /// Served instead of `topics` until the log that has replaced this one has been read completely.
     previous: Option<PreviousTopics>,
-    /// Number of logs that were served before.
+    /// The number of times that another log has been served in place of the last one.
     replaced: u64,
     logins: LogLogins,
     status: LogStatus,
-    /// Clients that wait for another status, by their deadlines.
+    /// Clients that wait for the status to be decided, each with its deadline.
     undecided: VecDeque<(Instant, Arc<Outbox>)>,
     /// The number of the last ticket.
     tickets: u64,
-    /// The last ticket up to whose time the log was read.
+    /// The last ticket whose marker has been read.
     reached: u64,
     /// Clients that wait for a ticket.
     waiting: VecDeque<(u64, Arc<Outbox>)>,
-    /// Number of those at which closed connections are removed from them.
+    /// The length of `waiting` at which closed connections are removed from it.
     pruned_at: usize,
-    /// Since when there has been no client.
+    /// When the last client left; `None` while there are clients.
     unused_since: Option<Instant>,
     is_draining: bool,
-    /// Set when the log is given up; it then takes no client.
+    /// Set when the log is abandoned; it then accepts no client.
     has_ended: bool,
-    /// Whether a message was dropped for lack of room, which is logged once.
+    /// Whether a message was dropped because of the limits, which is logged once.
     is_overfull: bool,
 }
 
 /// Whether messages are retained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LogStatus {
-    /// It is not known whether the log is there.
+    /// Whether the log exists is not known yet.
     Undecided,
-    /// The log is there, and gets each message that is to be retained.
+    /// The log exists and receives every retained message.
     Bound,
-    /// No login may read and declare it.
+    /// No login has permission to read and declare it.
     Refused,
 }
 
-/// How far the topics that a filter matches have been found.
+/// The progress of a search for the topics that a filter matches.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct LogProgress {
-    /// Number of logs that were served before the one that is looked through.
+    /// The value of `replaced` for the log that is searched.
     log: u64,
     topics: RetainedSearch,
 }
@@ -98,14 +99,14 @@ impl LogProgress {
     }
 }
 
-/// The topics of the log that was replaced.
+/// The topics of a log that was replaced.
 struct PreviousTopics {
     topics: RetainedTopics,
-    /// The last ticket at that time.
+    /// The last ticket at the time of the replacement.
     tickets: u64,
 }
 
-/// A status that was set, of which those that wait are to be notified without the lock.
+/// A changed status, of which waiting clients have to be notified after unlocking.
 #[must_use]
 struct StatusChange {
     is_new: bool,
@@ -113,7 +114,7 @@ struct StatusChange {
 }
 
 impl StatusChange {
-    /// Returns whether the status is another one than before.
+    /// Notifies them. Returns whether the status differs from the earlier one.
     fn nudge(self) -> bool {
         self.nudged.iter().for_each(|outbox| outbox.nudge());
         self.is_new
@@ -163,7 +164,7 @@ impl RetainedLog {
         self.limits
     }
 
-    /// Adds a client; `None` if the log has ended, and another one is to be used.
+    /// Adds a client; `None` if the log has ended and another one has to be used.
     pub(super) fn join(self: &Arc<Self>, login: &UpstreamLogin, outbox: &Arc<Outbox>) -> Option<LogClient> {
         let mut state = self.state.lock();
         if state.has_ended {
@@ -192,7 +193,7 @@ impl RetainedLog {
         self.waker.wake();
     }
 
-    /// The login that is to be tried next. If there is none, nobody waits for one any more.
+    /// The login to try next. If there is none, clients no longer wait for one.
     pub(super) fn choose_login(&self, now: Instant) -> Option<UpstreamLogin> {
         let mut state = self.state.lock();
         let next = state.logins.next(now);
@@ -202,17 +203,18 @@ impl RetainedLog {
         next
     }
 
-    /// Whether there is one.
+    /// Whether there is a login to try.
     pub(super) fn has_login(&self, now: Instant) -> bool {
         self.state.lock().logins.next(now).is_some()
     }
 
-    /// As [`LogLogins::needs`].
+    /// See [`LogLogins::needs`].
     pub(super) fn needs(&self, login: &UpstreamLogin) -> bool {
         self.state.lock().logins.needs(login)
     }
 
-    /// The upstream has refused the log to a login. Returns whether clients learn only now that nothing is retained.
+    /// Called when the upstream has refused the log to a login. Returns whether clients learn now that nothing is
+    /// retained.
     pub(super) fn handle_refusal(&self, login: &UpstreamLogin) -> bool {
         let (mut state, now) = (self.state.lock(), transport::now());
         state.logins.handle_refused(login, now);
@@ -222,7 +224,7 @@ impl RetainedLog {
         change.is_some_and(StatusChange::nudge)
     }
 
-    /// The log is declared and bound, and read by this login.
+    /// Called when the log is declared and bound, and this login reads it.
     pub(super) fn handle_bound(&self, login: &UpstreamLogin) {
         let mut state = self.state.lock();
         state.logins.handle_accepted(login);
@@ -231,7 +233,7 @@ impl RetainedLog {
         change.nudge();
     }
 
-    /// The log was deleted, or another one has taken its place.
+    /// Called when the log was deleted or replaced by another one.
     pub(super) fn handle_replaced(&self) {
         let mut state = self.state.lock();
         let topics = std::mem::replace(&mut state.topics, RetainedTopics::new(self.limits, self.process));
@@ -240,7 +242,7 @@ impl RetainedLog {
         state.status = LogStatus::Undecided;
     }
 
-    /// Handles what was read. Returns whether it was this reader's own marker.
+    /// Handles an entry.
     pub(super) fn read(&self, placed: Placed) -> LogRead {
         let now = self.now();
         let mut state = self.state.lock();
@@ -254,7 +256,8 @@ impl RetainedLog {
             }
             state.topics.read(placed, now);
             state.reached = number;
-            // A marker of before may be in the new log, too, and does not tell that all of it has been read.
+            // The new log may contain markers published before the replacement, which do not prove that all of it has
+            // been read.
             if state.previous.take_if(|previous| number > previous.tickets).is_some() {
                 state.replaced += 1;
             }
@@ -273,12 +276,12 @@ impl RetainedLog {
         LogRead::Entry
     }
 
-    /// The number of a marker to be published, if one later than `last` is asked for.
+    /// The number of a marker to publish, if a ticket after `last` is waiting.
     pub(super) fn wanted_marker(&self, last: u64) -> Option<u64> {
         Some(self.state.lock().tickets).filter(|tickets| *tickets > last)
     }
 
-    /// A ticket of the reader itself, for a connection that begins.
+    /// Adds a ticket of the reader itself, when its connection starts.
     pub(super) fn ticket_of_reader(&self) {
         self.state.lock().tickets += 1;
     }
@@ -288,39 +291,39 @@ impl RetainedLog {
         self.state.lock().topics.next()
     }
 
-    /// Number of topics with a message.
+    /// Number of topics with a retained message.
     pub(super) fn topics(&self) -> usize {
         self.state.lock().topics.len()
     }
 
-    /// The log for operators.
+    /// The log's status for operators.
     pub(super) fn status(&self) -> RetainedStatus {
         let state = self.state.lock();
         RetainedStatus::new(&self.vhost, state.status, (state.topics.len(), state.topics.bytes()))
     }
 
-    /// The next entry to be copied to the log's end.
+    /// The next entry that has to be copied to the log's end.
     pub(super) fn next_copy(&self) -> Option<Encoded> {
         let now = self.now();
         self.state.lock().topics.next_copy(now)
     }
 
-    /// Whether there may be one.
+    /// Whether entries have to be copied.
     pub(super) fn has_copies(&self) -> bool {
         self.state.lock().topics.has_copies()
     }
 
-    /// Copies may not have arrived.
+    /// Starts the copying again, since copies may have been lost.
     pub(super) fn copy_again(&self) {
         self.state.lock().topics.copy_again();
     }
 
-    /// The wall clock's time: messages expire by it, since other servers have written their times.
+    /// The wall clock's time. Expiry times are on it, since other servers write them.
     fn now(&self) -> Timestamp {
         self.clock.wall(transport::now())
     }
 
-    /// Ends waits.
+    /// Nudges clients whose wait for the status is over.
     pub(super) fn expire(&self, now: Instant) {
         let mut state = self.state.lock();
         let mut nudged = Vec::new();
@@ -342,7 +345,7 @@ impl RetainedLog {
         self.state.lock().has_ended
     }
 
-    /// The next time for the two before, and for a login that was refused if `retries`.
+    /// The next time for [`Self::expire`] or [`Self::end_if_unused`] and, if `retries`, for retrying a refused login.
     pub(super) fn next_deadline(&self, retries: bool) -> Option<Instant> {
         let state = self.state.lock();
         let unused = state.unused_since.map(|since| since + state.idle_time());
@@ -351,13 +354,13 @@ impl RetainedLog {
         unused.into_iter().chain(retry).chain(undecided).min()
     }
 
-    /// From now on the log is given up as soon as it has no client.
+    /// Called at shutdown: the log is abandoned as soon as it has no client.
     pub(super) fn drain(&self) {
         self.state.lock().is_draining = true;
         self.waker.wake();
     }
 
-    /// Gives the log up.
+    /// Abandons the log.
     pub(super) fn end(&self) {
         let mut state = self.state.lock();
         state.has_ended = true;
@@ -367,13 +370,13 @@ impl RetainedLog {
     }
 }
 
-/// The kind of an entry that was read.
+/// The kind of entry that was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LogRead {
     Entry,
     /// This reader's own marker.
     Marker(u64),
-    /// The log is another one than before.
+    /// The log is a new one.
     Replaced,
 }
 
@@ -387,7 +390,7 @@ impl LogState {
         StatusChange { is_new, nudged }
     }
 
-    /// Adds a client that waits for another status until `end`. Returns false if it does already.
+    /// Adds a client that waits for the status until `end`. Returns false if it waits already.
     fn wait_until(&mut self, end: Instant, outbox: &Arc<Outbox>) -> bool {
         let at = self.undecided.partition_point(|(other, _)| *other < end);
         let mut with_it = self.undecided.range(at..).take_while(|(other, _)| *other == end);
@@ -398,7 +401,7 @@ impl LogState {
         is_new
     }
 
-    /// The topics whose messages clients are sent.
+    /// The topics that clients are served from.
     fn served(&self) -> &RetainedTopics {
         self.previous.as_ref().map_or(&self.topics, |previous| &previous.topics)
     }
@@ -408,7 +411,7 @@ impl LogState {
     }
 }
 
-/// A client's hold on the log of its virtual host. Dropping it gives it up.
+/// A client's use of its virtual host's log, until it is dropped.
 pub(in super::super) struct LogClient {
     log: Arc<RetainedLog>,
     login: UpstreamLogin,
@@ -420,19 +423,19 @@ impl LogClient {
         self.log.state.lock().status
     }
 
-    /// Whether it is known whether messages are retained, or the client is not to wait for that any longer. If not, its outbox
-    /// is nudged when that is so: it may have been known when the client came.
+    /// Whether it is known whether messages are retained, or the client has waited for that long enough. If not, its
+    /// outbox is nudged when that changes.
     pub(in super::super) fn is_decided(&self, outbox: &Arc<Outbox>) -> bool {
         transport::now() >= self.since + MAX_DECISION || !self.must_wait(outbox)
     }
 
-    /// Whether messages are retained, or may be.
+    /// Whether messages are retained, as far as is known.
     pub(in super::super) fn is_available(&self) -> bool {
         self.status() != LogStatus::Refused
     }
 
-    /// Whether a message that is to be retained has to wait for the log. If so, the outbox is nudged when it need not, and now
-    /// and then before that.
+    /// Whether a retained publish has to wait for the log. If so, the outbox is nudged when it need not wait any more,
+    /// and every [`MAX_DECISION`] until then.
     pub(in super::super) fn must_wait(&self, outbox: &Arc<Outbox>) -> bool {
         let mut state = self.log.state.lock();
         if state.status != LogStatus::Undecided {
@@ -440,20 +443,20 @@ impl LogClient {
         }
         if state.wait_until(self.next_end(transport::now()), outbox) {
             drop(state);
-            // The task may wait for a later time, or for none.
+            // The task's deadline may be later, or it may have none.
             self.log.waker.wake();
         }
         true
     }
 
-    /// When the outbox of a client that waits is nudged again: always the same time until that has come, so that a client
-    /// waits once however often it asks.
+    /// The next time at which a waiting client is nudged. It stays the same until it has passed, so that repeated calls
+    /// add one wait.
     fn next_end(&self, now: Instant) -> Instant {
         let passed = now.saturating_duration_since(self.since).as_nanos() / MAX_DECISION.as_nanos();
         self.since + MAX_DECISION * u32::try_from(passed + 1).unwrap_or(u32::MAX)
     }
 
-    /// Entries of all clients that wait for another status.
+    /// Number of waits for the status, of all clients.
     #[cfg(test)]
     pub(super) fn waits(&self) -> usize {
         self.log.state.lock().undecided.len()
@@ -462,13 +465,13 @@ impl LogClient {
     /// Whether a message with this key and size may be retained.
     ///
     /// # Errors
-    /// There are too many.
+    /// The limit is reached.
     pub(super) fn check(&self, routing_key: &str, properties: &[u8], payload: usize) -> Result<(), Refusal> {
         let size = record::size_of(routing_key, properties, payload);
         let has_capacity = || {
             let now = self.log.now();
             let mut state = self.log.state.lock();
-            // There may be room in a log that is not read here.
+            // If the log is not read here, another server's log may still have capacity.
             state.status == LogStatus::Refused || state.topics.has_capacity(&merged(routing_key), size, now)
         };
         if payload == 0 || has_capacity() {
@@ -477,12 +480,13 @@ impl LogClient {
         Err(Refusal { reason: ReasonCode::QuotaExceeded, text: "retained message limit reached" })
     }
 
-    /// The header by which the log knows a message.
+    /// The header that makes a message an entry of the log.
     pub(super) fn header(&self, message: &Incoming<'_>) -> (&'static str, FieldValue) {
         record::original(message, self.log.now())
     }
 
-    /// A ticket for the log as it is now; the outbox is nudged when it has been read. `None` if it is not read.
+    /// A ticket for the log's present end; the outbox is nudged when the log has been read up to it. `None` if the log is
+    /// not read.
     pub(super) fn ticket(&self, outbox: &Arc<Outbox>) -> Option<u64> {
         let mut state = self.log.state.lock();
         if state.status == LogStatus::Refused {
@@ -491,7 +495,7 @@ impl LogClient {
         state.tickets += 1;
         let ticket = state.tickets;
         if state.waiting.len() >= state.pruned_at {
-            // While the log cannot be read, clients come and go.
+            // Clients may connect and disconnect in great numbers while the log cannot be read.
             state.waiting.retain(|(_, outbox)| !outbox.is_closed());
             state.pruned_at = MIN_PRUNED.max(2 * state.waiting.len());
         }
@@ -501,7 +505,7 @@ impl LogClient {
         Some(ticket)
     }
 
-    /// Whether the log has been read as far as it went at the time of a ticket, or is not read.
+    /// Whether the log has been read up to a ticket, or is not read at all.
     pub(super) fn has_reached(&self, ticket: u64) -> bool {
         let state = self.log.state.lock();
         state.reached >= ticket || state.status == LogStatus::Refused
@@ -516,13 +520,13 @@ impl LogClient {
     ) -> Vec<Arc<RetainedMessage>> {
         let state = self.log.state.lock();
         if progress.log != state.replaced {
-            // Offsets are those of another log.
+            // The progress refers to another log's offsets.
             *progress = LogProgress { log: state.replaced, topics: RetainedSearch::Begun };
         }
         state.served().matching(&merged(filter), &mut progress.topics, now)
     }
 
-    /// The message of a topic.
+    /// The retained message of a topic.
     pub(super) fn get(&self, topic: &str, now: Timestamp) -> Option<Arc<RetainedMessage>> {
         self.log.state.lock().served().get(topic, now)
     }

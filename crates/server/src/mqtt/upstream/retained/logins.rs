@@ -1,4 +1,4 @@
-//! The logins of the clients that need a log, and the order in which the upstream is asked to let one of them read it.
+//! The logins of a log's clients, and the order in which they are tried for reading it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -7,17 +7,17 @@ use hashbrown::HashMap;
 
 use crate::upstream::multiplexing::{LoginKey, UpstreamLogin};
 
-/// Time after which a login that was refused is tried again: permissions may have been granted.
+/// The time after which a refused login is tried again, since permissions may have been granted.
 pub(super) const REFUSAL_TTL: Duration = Duration::from_secs(60);
 
-/// Logins refused in that time above which clients do not wait for further ones, and none is tried again: where each client has
-/// a user of its own, and none has permission, clients are not to wait for each other.
+/// Recent refusals at which clients no longer wait for further logins, and refused logins are not tried again. If each
+/// client has its own user, and none has permission, clients must not wait for each other.
 pub(super) const MAX_REFUSALS: usize = 8;
 
-/// Logins that have had the log, and are remembered: there are seldom more users for whom it is meant.
+/// The maximum of remembered logins that have read the log: few users are meant to have that permission.
 const MAX_PROVEN: usize = 16;
 
-/// Logins at which those that are gone are removed.
+/// Logins at which unused ones are removed.
 const MIN_PRUNED: usize = 1024;
 
 /// The logins of one log. Sans-IO.
@@ -26,31 +26,31 @@ pub(super) struct LogLogins {
     /// Logins with clients, and logins refused recently.
     logins: HashMap<LoginKey, LoginUse>,
     clients: usize,
-    /// Logins with clients that have not been tried upstream since they were added, in their order.
+    /// Logins with clients that have not been tried since they were added, in order.
     untried: BTreeMap<u64, UpstreamLogin>,
-    /// The last number there.
+    /// The last number in `untried`.
     arrivals: u64,
-    /// Logins that have read the log, the last one first, whether they have clients or not.
+    /// Logins that have read the log, most recent first, with or without clients.
     proven: VecDeque<LoginKey>,
-    /// When the upstream has refused logins, the last few times.
+    /// The times of the last refusals.
     refusals: VecDeque<Instant>,
-    /// When one was refused again.
+    /// When a refused login was last refused again.
     retried: Option<Instant>,
-    /// Number of `logins` at which those that are gone are removed.
+    /// The size of `logins` at which unused ones are removed.
     pruned_at: usize,
 }
 
 #[derive(Default)]
 struct LoginUse {
     clients: usize,
-    /// Its number among those that were not tried.
+    /// Its number in `untried`, if it has not been tried.
     arrival: Option<u64>,
-    /// When the upstream has refused it the log.
+    /// When the upstream refused it.
     refused: Option<Instant>,
 }
 
 impl LogLogins {
-    /// Adds a client. Returns whether it is worth waiting for the upstream's answer to its login, if none has the log.
+    /// Adds a client. Returns whether clients should wait for this login to be tried, if no other one has the log.
     pub(super) fn join(&mut self, login: &UpstreamLogin, now: Instant) -> bool {
         if self.logins.len() >= self.pruned_at {
             self.logins.retain(|_, known| known.clients > 0 || !known.may_retry(now));
@@ -87,15 +87,16 @@ impl LogLogins {
         self.clients > 0
     }
 
-    /// The login to be tried next: first one that has had the log, then each that has come, then those that were refused.
+    /// The login to try next: first one that has read the log, then untried ones, then refused ones.
     pub(super) fn next(&self, now: Instant) -> Option<UpstreamLogin> {
         let due = || {
             let all = self.logins.iter().filter(|(_, known)| known.clients > 0 && known.may_retry(now));
-            // The login that was refused first; the others are untried.
+            // The login whose refusal is the oldest.
             all.min_by_key(|(_, known)| (known.refused.is_none(), known.refused))
         };
         let proven = self.proven.iter().find(|key| self.is_used(key)).map(|key| &key.0);
-        // However many come that are refused, one is asked about again: it may have got permission.
+        // Even if untried logins keep coming, one refused login is tried per [`REFUSAL_TTL`], since it may have been
+        // granted permission.
         let is_due_again = self.retried.is_none_or(|at| at + REFUSAL_TTL <= now);
         let again =
             || due().filter(|(_, known)| is_due_again && known.refused.is_some()).map(|(key, _)| &key.0);
@@ -104,26 +105,27 @@ impl LogLogins {
         proven.or_else(again).or_else(untried).or_else(refused).cloned()
     }
 
-    /// Whether clients are to wait for the logins that are still to be tried.
+    /// Whether clients should wait for the logins that are still to be tried.
     pub(super) fn is_worth_waiting(&self, now: Instant) -> bool {
         let is_known = self.proven.iter().any(|key| self.is_used(key));
         is_known || (self.may_try(now) && self.next(now).is_some())
     }
 
-    /// Whether a login is to read on, or be tried. One whose clients have gone does until another one is known to do.
+    /// Whether a login should keep reading, or be tried. A login without clients keeps reading until another proven login
+    /// has clients.
     pub(super) fn needs(&self, login: &UpstreamLogin) -> bool {
         let key = LoginKey(login.clone());
         self.clients == 0 || self.is_used(&key) || !self.proven.iter().any(|key| self.is_used(key))
     }
 
-    /// The upstream has given a login the log.
+    /// Called when a login may read the log.
     pub(super) fn handle_accepted(&mut self, login: &UpstreamLogin) {
         self.tried(login, None);
         self.proven.truncate(MAX_PROVEN - 1);
         self.proven.push_front(LoginKey(login.clone()));
     }
 
-    /// The upstream has refused a login the log.
+    /// Called when the upstream has refused the log to a login.
     pub(super) fn handle_refused(&mut self, login: &UpstreamLogin, now: Instant) {
         if self.logins.get(&LoginKey(login.clone())).is_some_and(|known| known.refused.is_some()) {
             self.retried = Some(now);
@@ -142,12 +144,12 @@ impl LogLogins {
             known.arrival.take().and_then(|arrival| self.untried.remove(&arrival));
             known.refused = refused;
         } else if refused.is_some() {
-            // Its clients have gone, and may come back.
+            // The login has no clients any more, but may have some again.
             self.logins.insert(key, LoginUse { refused, ..LoginUse::default() });
         }
     }
 
-    /// When a login that was refused is to be tried again.
+    /// When a refused login has to be tried again.
     pub(super) fn next_retry(&self, now: Instant) -> Option<Instant> {
         let used = self.logins.values().filter(|known| known.clients > 0);
         let refused = used.filter_map(|known| known.refused).min()?;
@@ -165,7 +167,7 @@ impl LogLogins {
 }
 
 impl LoginUse {
-    /// Whether it was not refused, or long ago.
+    /// Whether it was not refused recently.
     fn may_retry(&self, now: Instant) -> bool {
         self.refused.is_none_or(|at| at + REFUSAL_TTL <= now)
     }

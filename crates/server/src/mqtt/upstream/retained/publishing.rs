@@ -1,4 +1,4 @@
-//! A session's messages that are to be retained.
+//! A session's retained publishes.
 
 use amqp::{FieldTable, FieldValue, Properties, RawTable};
 
@@ -7,8 +7,8 @@ use super::record::second_key;
 use crate::mqtt::message::Incoming;
 use crate::mqtt::session::Refusal;
 
-/// Routing keys by which a message gets to queues of Leveret's own, and the headers that these need. RabbitMQ removes the
-/// header BCC, which has the keys.
+/// Further routing keys by which a message reaches Leveret's own queues, with the headers that these queues need. The
+/// keys go into the BCC header, which RabbitMQ removes.
 #[derive(Debug, Default)]
 pub(in super::super) struct BlindCopies {
     keys: Vec<String>,
@@ -16,13 +16,13 @@ pub(in super::super) struct BlindCopies {
 }
 
 impl BlindCopies {
-    /// Adds a routing key, and a header for those who get the message by it.
+    /// Adds a routing key, and a header for the queue that it is for.
     pub(in super::super) fn add(&mut self, key: String, (name, value): (&str, FieldValue)) {
         self.keys.push(key);
         self.headers.insert(name, value);
     }
 
-    /// Adds the copies to a message's properties (flags and list).
+    /// Adds them to a message's properties (flags and list).
     pub(in super::super) fn apply(self, properties: Vec<u8>) -> Vec<u8> {
         let Self { keys, headers: added } = self;
         let Ok(mut amqp) = Properties::decode(&properties) else { return properties };
@@ -47,7 +47,7 @@ impl LogClient {
     /// Adds the copy of a message for the log.
     ///
     /// # Errors
-    /// Too much is retained.
+    /// The limit of retained messages is reached.
     pub(in super::super) fn retain(
         &self,
         message: &Incoming<'_>,

@@ -1,7 +1,7 @@
-//! An entry of the log of retained messages, as a message of the upstream.
+//! The format of an entry of the log of retained messages.
 //!
-//! Its own part is a header of bytes ([`HEADER`]): RabbitMQ 3.10 drops arrays and tables from the headers of what it writes to
-//! a stream. The routing key is that of the topic, and the body is the payload.
+//! The header [`HEADER`], a byte array, has what the message itself does not: RabbitMQ 3.10 drops arrays and tables from
+//! the headers of a stream's messages. The routing key is the topic's, and the body is the payload.
 //!
 //! ```text
 //! u8   kind: 252 original, 253 copy, 254 copy of a removal, 255 marker
@@ -29,69 +29,69 @@ const HEADER: &str = "x-leveret-retained";
 /// The header that RabbitMQ adds to a stream's messages.
 const OFFSET: &str = "x-stream-offset";
 
-/// The first word of the second routing key.
+/// The first word of a retained message's second routing key.
 const FIRST_WORD: &str = "%leveret-retained";
 
-/// The key by which the log is bound. A pattern that matches the first word of one of a message's two keys by a wildcard
-/// matches that of the other as well, so that no other queue gets a message by the second key alone.
+/// The key by which the log is bound. A pattern whose wildcard matches the first word of one routing key of a message
+/// also matches the other key, so no other queue receives a message through the second key alone.
 pub(super) const BINDING_KEY: &str = "%leveret-retained.#";
 
-// No bytes of UTF-8, so that no text of a client's is taken for one.
+// Not valid in UTF-8, so that no text of a client is mistaken for an entry.
 const ORIGINAL: u8 = 252;
 const COPY: u8 = 253;
 const REMOVAL: u8 = 254;
 const MARKER: u8 = 255;
 
-/// Bytes that an entry takes in the log besides payload, key and header: more than RabbitMQ needs, so that copies are made
-/// in time.
+/// Bytes of an entry in the log besides payload, key and header: more than RabbitMQ needs, so that copies are made early
+/// enough.
 const OWN_BYTES: u64 = 160;
 
-/// An entry that was read.
+/// A decoded entry.
 #[derive(Debug, PartialEq)]
 pub(super) enum LogEntry {
-    /// A topic has a message, or none any more.
+    /// A topic's message was set or removed.
     Topic(TopicEntry),
-    /// A process has asked how far the log goes.
+    /// The marker of a process that waits for the log's end to be read.
     Marker { process: u64, number: u64 },
-    /// Something that somebody else has published.
+    /// A message that somebody else published.
     Foreign,
 }
 
-/// A topic's message, or that it has none.
+/// A topic's message, or its removal.
 #[derive(Debug, PartialEq)]
 pub(super) struct TopicEntry {
-    /// That of a copy; an original has its own offset.
+    /// A copy's version; an original's is its offset.
     pub(super) version: Option<u64>,
     pub(super) topic: Box<str>,
     /// `None` if it was removed.
     pub(super) message: Option<RetainedMessage>,
 }
 
-/// An entry with its place in the log.
+/// An entry with its offset.
 #[derive(Debug, PartialEq)]
 pub(super) struct Placed {
     pub(super) offset: u64,
-    /// Bytes in the log, as far as they can be known.
+    /// Its bytes in the log, approximately.
     pub(super) size: u64,
     pub(super) entry: LogEntry,
 }
 
-/// A message of the upstream: header and rest.
+/// An encoded entry: a message for the upstream.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Encoded {
     pub(super) routing_key: Box<str>,
-    /// Flags and list.
+    /// The encoded flags and list.
     pub(super) properties: Vec<u8>,
     pub(super) body: Bytes,
 }
 
-/// The second routing key of a message that is to be retained.
+/// The second routing key of a retained message.
 pub(super) fn second_key(routing_key: &str) -> String {
     let rest = routing_key.find('.').map_or("", |at| &routing_key[at..]);
     format!("{FIRST_WORD}{rest}")
 }
 
-/// The header of a message that a client has published.
+/// The header of a message as a client publishes it.
 pub(super) fn original(message: &Incoming<'_>, now: Timestamp) -> (&'static str, FieldValue) {
     let expiry = message.properties.message_expiry_interval();
     let expires = expiry.map(|seconds| now.after(u64::from(seconds) * 1000));
@@ -115,7 +115,7 @@ pub(super) fn removal(version: u64, topic: &str) -> Encoded {
     encode(topic, bytes, Bytes::new())
 }
 
-/// A marker.
+/// A marker of this process.
 pub(super) fn marker(process: u64, number: u64) -> Encoded {
     let mut bytes = vec![MARKER];
     bytes.extend_from_slice(&process.to_be_bytes());
@@ -139,9 +139,9 @@ fn encode(topic: &str, header: Vec<u8>, body: Bytes) -> Encoded {
     Encoded { routing_key: mqtt::topic::topic_to_routing_key(topic).into(), properties, body }
 }
 
-/// Reads a message of the log. Originals come by `publishers`, the exchange of clients, the others by that of the log, which
-/// fewer may publish to. Returns `None` if the queue is not a stream: whatever properties somebody else has given a message of
-/// a stream, it has an offset.
+/// Decodes a message of the log. Originals come through `publishers`, the exchange of MQTT clients; copies and markers
+/// through the log's exchange, to which fewer users may publish. Returns `None` if the queue is not a stream: a stream's
+/// messages always have an offset.
 pub(super) fn read(
     publishers: &str,
     exchange: &str,
@@ -153,14 +153,14 @@ pub(super) fn read(
     let offset = find_header(properties, OFFSET)?.as_integer()?;
     let offset = u64::try_from(offset).ok()?;
     let header = match find_header(properties, HEADER) {
-        // RabbitMQ 4 makes a long string of bytes.
+        // RabbitMQ 4 turns a byte array into a long string.
         Some(FieldValue::ByteArray(header) | FieldValue::LongString(header)) => header,
         _ => return Some(Placed { offset, size, entry: LogEntry::Foreign }),
     };
     let kind = header.first().copied().unwrap_or_default();
     let is_at_home = if kind == ORIGINAL { exchange == publishers } else { exchange == LOG };
     let entry = is_at_home.then(|| entry(routing_key, &header, body)).flatten().filter(|entry| match entry {
-        // A later version than its own place in the log would hide all that follows.
+        // A version above the entry's own offset would hide all later entries.
         LogEntry::Topic(topic) => topic.version.is_none_or(|version| version < offset),
         _ => true,
     });
@@ -207,7 +207,7 @@ fn number(bytes: &[u8]) -> Option<(u64, &[u8])> {
     Some((u64::from_be_bytes(*number), rest))
 }
 
-/// Bytes that a message takes in the log.
+/// The bytes that a message takes in the log.
 pub(super) fn size_of(routing_key: &str, properties: &[u8], payload: usize) -> u64 {
     OWN_BYTES + (routing_key.len() + properties.len() + payload) as u64
 }

@@ -6,9 +6,9 @@ use super::log::LogStatus;
 /// The retained messages of one virtual host, as far as this process has read its log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RetainedStatus {
-    /// The virtual host whose topics these are.
+    /// The virtual host that the topics belong to.
     pub vhost: String,
-    /// The name of its log upstream.
+    /// The queue name of its log upstream.
     pub queue: &'static str,
     /// Whether messages are retained.
     pub state: RetainedState,
@@ -23,9 +23,9 @@ pub struct RetainedStatus {
 pub enum RetainedState {
     /// The upstream has not answered yet.
     Connecting,
-    /// They are.
+    /// Messages are retained.
     Running,
-    /// They are not: no connected user has permission for the log.
+    /// Messages are not retained: no connected user has permission for the log.
     Refused,
 }
 

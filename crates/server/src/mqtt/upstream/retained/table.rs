@@ -1,4 +1,4 @@
-//! The logs of this process, and the task of each.
+//! The logs of this process, and their tasks.
 
 use std::collections::HashMap;
 use std::future::pending;
@@ -18,11 +18,11 @@ use crate::clock::Clock;
 use crate::upstream::multiplexing::task::{OpenUpstream, serve, unless_unused};
 use crate::upstream::multiplexing::{PoolUpstream, UpstreamLogin};
 
-/// One log for each virtual host with clients.
+/// The log of each virtual host with clients.
 pub(in super::super) struct RetainedLogs {
     clock: Clock,
     limits: LogLimits,
-    /// The exchange of clients' messages.
+    /// The `mqtt_exchange`.
     publishers: Arc<str>,
     logs: Mutex<HashMap<Box<str>, Arc<RetainedLog>>, { Rank::RetainedTrees as u8 }>,
     is_draining: AtomicBool,
@@ -33,15 +33,15 @@ impl RetainedLogs {
         Self::with_limits(clock, publishers, super::LIMITS)
     }
 
-    /// With logs of another size.
+    /// With other limits.
     pub(super) fn with_limits(clock: Clock, publishers: &Arc<str>, limits: LogLimits) -> Arc<Self> {
         let (logs, is_draining, publishers) =
             (Mutex::default(), AtomicBool::new(false), Arc::clone(publishers));
         Arc::new(Self { clock, limits, publishers, logs, is_draining })
     }
 
-    /// Adds a client that the upstream has accepted with `login`. Its outbox is nudged when it is known whether messages are
-    /// retained. Must be called within a runtime: the first client of a virtual host starts the task of its log.
+    /// Adds a client that the upstream has accepted with `login`. Its outbox is nudged once it is known whether messages
+    /// are retained. Must be called within a runtime, since the first client of a virtual host starts its log's task.
     pub(in super::super) fn join(
         self: &Arc<Self>,
         pool: &Arc<Pool>,
@@ -52,7 +52,7 @@ impl RetainedLogs {
         self.join_by(login, outbox, move |login| PoolUpstream::new(&pool, login))
     }
 
-    /// As [`Self::join`]; a new log opens its connections by `upstream`.
+    /// As [`Self::join`], with `upstream` to open the log's connections.
     pub(super) fn join_by<U: OpenUpstream>(
         self: &Arc<Self>,
         login: &UpstreamLogin,
@@ -67,7 +67,7 @@ impl RetainedLogs {
         loop {
             let is_draining = self.is_draining.load(Ordering::Acquire);
             let log = RetainedLog::new(&login.vhost, &self.publishers, self.limits, self.clock, is_draining);
-            // A new log has not ended.
+            // A new log cannot have ended.
             let Some(client) = log.join(&login, outbox) else { continue };
             logs.insert(login.vhost.clone(), Arc::clone(&log));
             drop(logs);
@@ -76,13 +76,13 @@ impl RetainedLogs {
         }
     }
 
-    /// The logs for operators, in no order.
+    /// The status of all logs for operators, in no order.
     pub(in super::super) fn status(&self) -> Vec<RetainedStatus> {
         let logs: Vec<_> = self.logs.lock().values().cloned().collect();
         logs.iter().map(|log| log.status()).collect()
     }
 
-    /// From now on each log is given up as soon as its last client has gone.
+    /// Called at shutdown: each log is abandoned as soon as its last client has left.
     pub(in super::super) fn drain(&self) {
         self.is_draining.store(true, Ordering::Release);
         let logs: Vec<_> = self.logs.lock().values().cloned().collect();
@@ -90,7 +90,7 @@ impl RetainedLogs {
     }
 }
 
-/// Reads a log by the login of one of its clients, and by that of another one if the upstream refuses it.
+/// Reads a log with the login of one of its clients, or with another one if the upstream refuses that.
 async fn run<U: OpenUpstream>(
     listed: ListedLog,
     first: UpstreamLogin,
@@ -114,7 +114,7 @@ async fn run<U: OpenUpstream>(
     }
 }
 
-/// A log's entry in the table, removed however its task ends.
+/// A log's entry in the table, removed when its task ends.
 struct ListedLog {
     all: Arc<RetainedLogs>,
     log: Arc<RetainedLog>,
@@ -122,10 +122,10 @@ struct ListedLog {
 
 impl Drop for ListedLog {
     fn drop(&mut self) {
-        // If the task has failed, clients must not wait for nothing.
+        // Also if the task has panicked, so that clients do not wait in vain.
         self.log.end();
         let mut logs = self.all.logs.lock();
-        // Another one may have taken its place.
+        // Another log may have been added since.
         if logs.get(self.log.vhost()).is_some_and(|other| Arc::ptr_eq(other, &self.log)) {
             logs.remove(self.log.vhost());
         }

@@ -1,4 +1,4 @@
-//! Several processes that read one log, write to it, and copy its entries while the oldest are dropped.
+//! Several processes that read and write one log, and copy its entries while the oldest are dropped.
 
 mod logins;
 mod matching;
@@ -35,9 +35,9 @@ const LIMITS: LogLimits = LogLimits { maximum: 64 << 10, segment: 4 << 10 };
 /// A stream of the upstream.
 #[derive(Default)]
 struct TestLog {
-    /// The exchange and the message of each entry.
+    /// The exchange and message of each entry.
     entries: VecDeque<(&'static str, Encoded)>,
-    /// The offset of the first one.
+    /// The offset of the first entry.
     first: u64,
     bytes: u64,
 }
@@ -70,7 +70,7 @@ impl TestLog {
         }
     }
 
-    /// The messages that a process finds which begins now.
+    /// The messages that a process finds that starts to read now.
     fn fresh(&self) -> BTreeMap<String, String> {
         let mut topics = RetainedTopics::new(LIMITS, 0);
         self.read(&mut topics, usize::MAX);
@@ -78,7 +78,7 @@ impl TestLog {
     }
 }
 
-/// Without the room for what the upstream adds.
+/// The size without the allowance for what the upstream adds.
 fn size(message: &Encoded) -> u64 {
     (message.properties.len() + message.body.len() + message.routing_key.len()) as u64
 }
@@ -109,10 +109,10 @@ fn original(topic: &str, payload: &[u8], properties: &PropertyList, qos: QoS) ->
     Encoded { routing_key: routing_key.into(), properties, body: Bytes::copy_from_slice(payload) }
 }
 
-/// The exchange of clients' messages.
+/// The `mqtt_exchange`.
 const EXCHANGE: &str = "events";
 
-/// The entry as it is read.
+/// The entry with its offset, as a reader decodes it.
 fn placed(exchange: &str, message: &Encoded, offset: u64) -> Placed {
     let mut amqp = Properties::decode(&message.properties).unwrap();
     let mut headers = amqp.headers.map(|headers| headers.decode()).unwrap_or_default();
@@ -125,7 +125,7 @@ fn placed(exchange: &str, message: &Encoded, offset: u64) -> Placed {
     record::read(EXCHANGE, exchange, &message.routing_key, &properties, &message.body).unwrap()
 }
 
-/// A generator of numbers that are the same in each run.
+/// A generator of reproducible numbers.
 struct Numbers(u64);
 
 impl Numbers {
@@ -135,10 +135,10 @@ impl Numbers {
     }
 }
 
-/// A process, whose copies reach the log after a while.
+/// A process whose copies reach the log with a delay.
 struct Process {
     topics: RetainedTopics,
-    /// Whether it has read to the end once.
+    /// Whether it has read to the log's end once.
     is_current: bool,
     unsent: VecDeque<Encoded>,
 }
@@ -154,7 +154,7 @@ fn retained_messages_survive_while_their_log_entries_are_dropped() {
         };
         let mut processes = [process(0), process(1000), process(3000)];
         for round in 0..3000 {
-            // Some topics are changed seldom, and must not get lost.
+            // Some topics seldom change, and must not be lost.
             let topic = match numbers.below(50) {
                 0 => format!("seldom/{}", numbers.below(20)),
                 _ => format!("often/{}", numbers.below(4)),
@@ -199,7 +199,7 @@ fn a_copy_that_comes_behind_a_removal_does_not_bring_the_message_back() {
     log.append(LOG, stale);
     log.read(&mut topics, usize::MAX);
     assert!(found(&topics).is_empty() && log.fresh().is_empty());
-    // Until a process that begins reads the copy first.
+    // Repeats until a process that starts to read begins at the copy.
     let mut copies = 0;
     while log.first < 3 {
         log.set("b", "x");
@@ -228,9 +228,9 @@ fn a_copy_sets_no_topic_that_its_original_has_not_set() {
         log.append(LOG, record::copy(version, &message(topic, b"forged")));
         log.append(LOG, record::removal(version, topic));
     }
-    // A late one of what has been removed since, of another process.
+    // A late copy, by another process, of what has been removed since.
     log.append(LOG, record::copy(12, &message("c", b"1")));
-    // Of what was dropped before this process began to read.
+    // A copy of an entry that was dropped before this process started to read.
     log.append(LOG, record::copy(9, &message("old", b"1")));
     log.read(&mut topics, usize::MAX);
     let expected = ["a", "b", "end", "old"].map(|topic| (topic.to_owned(), "1".to_owned()));
@@ -248,7 +248,7 @@ fn entries_that_were_read_before_and_those_without_capacity_change_nothing() {
     assert_eq!(found(&topics)["a"], "2");
     let large = original("large", &[0; 20 << 10], &PropertyList::new(), QoS::AtLeastOnce);
     assert!(!topics.has_capacity("large", 20 << 10, NOW) && topics.has_capacity("a", 15 << 10, NOW));
-    // Another process had room for one.
+    // Another process still had capacity for one.
     assert!(topics.read(placed(EXCHANGE, &large, 2), NOW));
     assert!(!topics.read(placed(EXCHANGE, &Encoded { routing_key: "b".into(), ..large }, 3), NOW));
     assert_eq!(found(&topics).into_keys().collect::<Vec<_>>(), ["a", "large"]);
@@ -300,7 +300,7 @@ fn an_entry_is_read_as_it_was_written() {
     let LogEntry::Topic(TopicEntry { version: None, topic, message: Some(message) }) = entry else {
         panic!("{entry:?}");
     };
-    // As RabbitMQ reports it.
+    // In the form in which RabbitMQ delivers it.
     assert_eq!((&*topic, &*message.topic, message.qos), ("v1/2/ä", "v1/2/ä", QoS::ExactlyOnce));
     assert_eq!((&message.properties, message.expires), (&persistent, Some(NOW.after(60_000))));
     assert_eq!(&*message.payload, b"\0\xff");
@@ -324,7 +324,7 @@ fn messages_that_are_not_valid_log_entries_are_skipped() {
         (EXCHANGE, record::copy(5, &message("a", b"x"))),
         (EXCHANGE, record::removal(5, "a")),
         (EXCHANGE, record::marker(1, 2)),
-        // It would hide all that comes before that offset.
+        // Such a copy would hide all entries before that offset.
         (LOG, record::copy(8, &message("a", b"x"))),
         (LOG, record::removal(u64::MAX, "a")),
         (EXCHANGE, Encoded { routing_key: "".into(), ..good.clone() }),
@@ -333,7 +333,7 @@ fn messages_that_are_not_valid_log_entries_are_skipped() {
     ] {
         assert_eq!(read(exchange, &message, 8), LogEntry::Foreign, "{exchange} {message:?}");
     }
-    // Every header that is cut off.
+    // All truncated headers.
     let whole = record::copy(5, &message("a", b"x"));
     let headers = Properties::decode(&whole.properties).unwrap().headers.unwrap().decode();
     let Some(FieldValue::ByteArray(header)) = headers.get("x-leveret-retained") else { panic!() };
@@ -363,7 +363,7 @@ fn join(logs: &Arc<RetainedLogs>, upstream: &Upstream, user: &str) -> (LogClient
     (logs.join_by(&login, &outbox, move |_| upstream.clone()), outbox)
 }
 
-/// The servers that read it have other clocks.
+/// Other servers, with other clocks, read it.
 #[tokio::test(start_paused = true)]
 async fn a_message_expires_by_the_wall_clock() {
     let now = transport::now();
@@ -388,8 +388,11 @@ async fn an_upstream_without_streams_retains_nothing() {
     assert!(!first.has_reached(ticket));
     settle().await;
     assert!(first.is_decided(&outbox) && !first.is_available() && !first.must_wait(&outbox));
-    assert!(first.has_reached(ticket) && first.ticket(&outbox).is_none(), "nobody waits for nothing");
-    // Another login is asked.
+    assert!(
+        first.has_reached(ticket) && first.ticket(&outbox).is_none(),
+        "without a log there is nothing to wait for"
+    );
+    // The second client's login is tried.
     let (second, other) = join(&logs, &upstream, "guest");
     assert!(!second.is_decided(&other));
     settle().await;

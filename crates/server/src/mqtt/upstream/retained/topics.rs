@@ -1,19 +1,22 @@
-//! The retained message of each topic, as far as the log has been read, and the entries that are to be copied to the log's end.
+//! The retained message of each topic, as read from the log so far, and the choice of the entries that are copied to the
+//! log's end.
 //!
-//! The upstream drops the log's oldest segments when it is full. An entry that is of use is copied before that, once more than
-//! half of the log's maximum lies behind it. A copy has the version of its original, the original's offset: what a topic
-//! retains is the entry of the highest version, wherever that lies. A process that copies an entry may not have read a later
-//! one yet, so that a copy may lie behind a newer entry: readers pass over it.
+//! The upstream drops the log's oldest segments when the log is full. An entry that is still needed is copied before
+//! that, once more than half of the log's maximum follows it. An entry's version is its offset; a copy has the version of
+//! its original. A topic's retained message is the entry with the highest version, wherever it is in the log. A process
+//! may copy an entry before it has read a newer one, so a copy may follow a newer entry; readers then ignore the copy.
 //!
-//! A copy of an entry that this reader has read itself is taken only if it is that: whoever may write copies cannot set other
-//! topics than those that its topic permissions allow, except for readers that begin when the original has been dropped.
+//! If this reader has read the offset that a copy claims as its original, the copy counts only if that is the topic's
+//! current entry. So whoever may write copies cannot set topics beyond its topic permissions, except for readers that
+//! started after the original was dropped.
 //!
-//! A removal is forgotten half a maximum behind it, unless such an older copy lies behind it: a process that reads the log
-//! after the removal has been dropped would take the copy. The removal is then copied as well, and lies behind the older copy.
+//! A removal is forgotten once half of the maximum follows it, unless such an older copy follows it: a process that
+//! starts to read after the removal was dropped would accept the copy. In that case the removal is copied as well, and
+//! then follows the older copy.
 //!
-//! Example: `a` is set at offset 1 and removed at 5. A process that has read 4 copies version 1, which is entry 6. A reader
-//! knows version 5 at 6, and copies the removal: entry 900 of version 5. One that begins to read at 6 reads `a`, and its
-//! removal at 900.
+//! Example: `a` is set at offset 1 and removed at 5. A process that has read up to 4 copies version 1, as entry 6. A
+//! reader that knows version 5 sees entry 6, and later copies the removal: entry 900, with version 5. A process that
+//! starts to read at 6 reads `a`, and its removal at 900.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -30,78 +33,79 @@ use crate::mqtt::retained::{MAX_VISITED, RetainedMessage, RetainedSearch, Retain
 /// Sizes in bytes of the log of one virtual host.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LogLimits {
-    /// The upstream drops the oldest segments above this.
+    /// The upstream drops the oldest segments above this size.
     pub(super) maximum: u64,
     /// The size of a segment.
     pub(super) segment: u64,
 }
 
 impl LogLimits {
-    /// Bytes of the entries of use up to which clients may retain more. Each of them is copied once while half of the maximum
-    /// is written: above that, copies would beget copies.
+    /// The size of the needed entries up to which clients may retain more. Each of them is copied once while half of the
+    /// maximum is written; above this limit, copies would cause further copies.
     fn of_publishers(self) -> u64 {
         self.maximum / 4
     }
 
-    /// Bytes up to which entries are taken: publishers of several processes may go beyond their bound together, and others do
-    /// not know it.
+    /// The size up to which entries are accepted: publishers of several processes may together exceed their limit, since
+    /// they do not see each other's messages at once.
     fn of_readers(self) -> u64 {
         self.maximum / 8 * 3
     }
 
-    /// Bytes behind an entry after which it is copied.
+    /// The bytes that follow an entry when it is copied.
     fn of_copies(self) -> u64 {
         self.maximum / 2
     }
 }
 
-/// Removals that are remembered at most. Beyond that the oldest are forgotten early: to a process that begins after the removal
-/// has been dropped, a copy that another one was making just then would bring the message back.
+/// The maximum of remembered removals. Above it the oldest are forgotten early. A process that starts after such a
+/// removal was dropped might then accept a late copy of the message.
 const MAX_REMOVALS: usize = 100_000;
 
-/// Entries that are looked at for one copy at most, so that a turn ends.
+/// The maximum of entries that the search for one copy visits, so that a turn ends.
 const MAX_SCANNED: usize = 1000;
 
 /// The topics of a log.
 pub(super) struct RetainedTopics {
     limits: LogLimits,
-    /// Bytes beyond [`LogLimits::of_copies`], by which processes differ: most copies are made by the first alone.
+    /// Bytes added to [`LogLimits::of_copies`], different in each process, so that the first process makes most copies
+    /// alone.
     jitter: u64,
     tree: RetainedTree,
     known: HashMap<Arc<str>, KnownTopic>,
-    /// The topics by the offsets of their entries.
+    /// The topics by the offset of their latest entry.
     places: BTreeMap<u64, Arc<str>>,
-    /// The offsets of those without a message.
+    /// The offsets of topics without a message.
     removals: BTreeSet<u64>,
-    /// Bytes of entries of topics with a message.
+    /// Bytes of the entries of topics with a message.
     live: u64,
     /// The first offset that was read.
     first: Option<u64>,
-    /// The first offset that was not read.
+    /// The next offset to read.
     next: u64,
     /// Bytes of all entries that were read.
     end: u64,
-    /// The offset of the last entry that was handed out to be copied.
+    /// The offset of the last entry that was passed on to be copied.
     copied: Option<u64>,
 }
 
-/// The highest version of a topic.
+/// A topic's entry with the highest version.
 #[derive(Debug, Clone, Copy)]
 struct KnownTopic {
     version: u64,
-    /// The offset of its last entry.
+    /// The offset of the last entry with this version.
     offset: u64,
-    /// [`RetainedTopics::end`] when that was read.
+    /// [`RetainedTopics::end`] after that entry.
     at: u64,
-    /// Bytes of that.
+    /// Bytes of that entry.
     size: u64,
     has_message: bool,
-    /// An entry of an earlier version lies behind it.
+    /// Whether an entry with a lower version follows it.
     is_followed: bool,
 }
 
 impl RetainedTopics {
-    /// The topics of a log that was not read yet. `jitter` is a random number.
+    /// A log that was not read yet. `jitter` is a random number.
     pub(super) fn new(limits: LogLimits, jitter: u64) -> Self {
         let jitter = jitter % (limits.maximum / 8).max(1);
         let (tree, known, places, removals) = Default::default();
@@ -124,8 +128,7 @@ impl RetainedTopics {
         self.live
     }
 
-    /// Handles an entry. Those that were read before are passed over. Returns false for a message that was not taken, as there
-    /// is no room for it.
+    /// Handles an entry, unless it was read before. Returns false for a message that exceeds the limits.
     pub(super) fn read(&mut self, placed: Placed, now: Timestamp) -> bool {
         let Placed { offset, size, entry } = placed;
         if offset < self.next {
@@ -139,8 +142,8 @@ impl RetainedTopics {
             && copied >= first
             && self.known.get(&*topic).is_none_or(|known| copied > known.version)
         {
-            // The entry that it copies was read, and was none of this topic, or has been removed since: the copy is forged, or
-            // late.
+            // The entry that it claims to copy was read, and was not this topic's or has been removed since: the copy is
+            // forged or late.
             return true;
         }
         let version = version.unwrap_or(offset);
@@ -175,7 +178,7 @@ impl RetainedTopics {
         wanted == has_message
     }
 
-    /// Whether there is room for a message that was read; its topic counts for nothing any more.
+    /// Whether a message that was read is within the limits. Its topic's previous entry is not counted any more.
     fn takes(&mut self, message: &RetainedMessage, size: u64, now: Timestamp) -> bool {
         let fits = |all: &Self| all.live + size <= all.limits.of_readers() && all.tree.has_capacity(message);
         if !fits(self) {
@@ -184,7 +187,7 @@ impl RetainedTopics {
         fits(self)
     }
 
-    /// The entry of the known version has been copied.
+    /// Moves a topic to the offset of the copy of its entry.
     fn copied_to(&mut self, topic: &str, offset: u64, size: u64) {
         let Some((topic, mut known)) = self.unindex(topic) else { return };
         (known.offset, known.at, known.size, known.is_followed) = (offset, self.end, size, false);
@@ -229,7 +232,7 @@ impl RetainedTopics {
         }
     }
 
-    /// The message of a topic has expired.
+    /// Marks a topic as removed whose message has expired.
     fn removed_here(&mut self, topic: &str) {
         self.tree.clear(topic);
         if let Some((topic, known)) = self.unindex(topic) {
@@ -247,16 +250,16 @@ impl RetainedTopics {
         fits(self)
     }
 
-    /// The message of a topic.
+    /// The retained message of a topic.
     pub(super) fn get(&self, topic: &str, now: Timestamp) -> Option<Arc<RetainedMessage>> {
         self.tree.get(topic, now)
     }
 
-    /// Messages of the topics that a filter matches, from where `progress` has come to; call it until that is
-    /// [`RetainedSearch::Done`]. A message that is set or copied meanwhile may come twice.
+    /// The next messages of topics that a filter matches. Call it until `progress` is [`RetainedSearch::Done`]. A message
+    /// that is set or copied meanwhile may come twice.
     ///
-    /// A filter that visits few nodes of the tree finds them there. For others all topics are gone through in the order of
-    /// their entries, in which they can be left and found again.
+    /// If the filter can match few nodes, they are searched in the tree. Otherwise all topics are scanned in the order of
+    /// their entries, so that the scan can be continued at an offset.
     pub(super) fn matching(
         &self,
         filter: &str,
@@ -282,7 +285,7 @@ impl RetainedTopics {
         found
     }
 
-    /// The next entry to be copied to the log's end. The log must have been read to its end.
+    /// The next entry to copy to the log's end. The log must have been read to its end.
     pub(super) fn next_copy(&mut self, now: Timestamp) -> Option<Encoded> {
         let from = self.copied.map_or(Bound::Unbounded, Bound::Excluded);
         let mut forgotten = Vec::new();
@@ -310,7 +313,7 @@ impl RetainedTopics {
         copy
     }
 
-    /// Whether [`Self::next_copy`] is worth a call.
+    /// Whether [`Self::next_copy`] may have an entry.
     pub(super) fn has_copies(&self) -> bool {
         let from = self.copied.map_or(Bound::Unbounded, Bound::Excluded);
         let first = self.places.range((from, Bound::Unbounded)).next();
@@ -318,7 +321,7 @@ impl RetainedTopics {
         known.is_some_and(|known| known.at + self.limits.of_copies() + self.jitter < self.end)
     }
 
-    /// Copies that were handed out may not have arrived: they are handed out again.
+    /// Starts the copying again, since copies may have been lost.
     pub(super) fn copy_again(&mut self) {
         self.copied = None;
     }

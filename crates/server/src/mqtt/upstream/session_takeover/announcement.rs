@@ -1,33 +1,33 @@
 //! The message by which other processes learn that a client has connected.
 
-/// The first line: what this is, in which version.
+/// The first line: the message type and its version.
 const HEAD: &str = "leveret-takeover-1";
 
-/// Bytes of the longest announcement: the client identifier is part of a queue's name, which has at most 255.
+/// The longest announcement in bytes. The client identifier is part of a queue name, which has at most 255.
 const MAX_LENGTH: usize = 512;
 
 /// A client that has connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Announcement<'a> {
-    /// The process that it has connected to, by its random name.
+    /// The random name of the process that it has connected to.
     pub(super) process: &'a str,
-    /// Grows with each client of a process. Milliseconds since 1970 if they are more, so that numbers of different processes
-    /// can be compared.
+    /// Increases with each client of a process. At least the milliseconds since 1970, so that the numbers of different
+    /// processes are comparable.
     pub(super) number: u64,
-    /// Whether it continues with its session.
+    /// Whether the client resumes its session.
     pub(super) resumes: bool,
     pub(super) client_id: &'a str,
 }
 
 impl<'a> Announcement<'a> {
-    /// The body of the message: a line for each field.
+    /// Encodes the message body: one line per field.
     pub(super) fn encode(&self) -> String {
         let Self { process, number, resumes, client_id } = self;
         let session = if *resumes { RESUMED } else { CLEAN };
         format!("{HEAD}\n{process}\n{number}\n{session}\n{client_id}")
     }
 
-    /// Reads a message's body. Returns `None` for anything else.
+    /// Decodes a message body; `None` if it is no announcement.
     pub(super) fn parse(body: &'a [u8]) -> Option<Self> {
         if body.len() > MAX_LENGTH {
             return None;
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_nothing() {
+    fn other_messages_are_not_announcements() {
         let good = Announcement { process: "one", number: 7, resumes: true, client_id: "me" }.encode();
         for length in 0..good.len() - 1 {
             assert_eq!(Announcement::parse(&good.as_bytes()[..length]), None, "{length}");

@@ -7,19 +7,20 @@ use transport::Outbox;
 
 use crate::client::BackendRequest;
 
-/// Time between two looks at the queue: some round trips to an upstream nearby.
+/// Time between two checks of the queue: some round trips to an upstream nearby.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Most pauses, a second together: the other connection may be one that is not told, such as to RabbitMQ's own listener, or
-/// to a server that is cut off.
+/// The maximum of pauses, one second in all. The other connection may be one that no announcement reaches, such as to
+/// RabbitMQ's own listener or to a server that is cut off.
 const MAX_PAUSES: u32 = 50;
 
-/// Waits until the connection that has the session's queue has gone, so that its messages are in the queue in their order.
+/// Waits until the client's earlier connection has stopped consuming, so that its messages are back in the queue in their
+/// order.
 #[derive(Default)]
 pub(in super::super) struct EarlierConsumer {
     pauses: u32,
     pause: Option<BackendRequest<()>>,
-    /// Whether the consumer had gone at the last look.
+    /// Whether the consumer had gone at the last check.
     has_gone: bool,
 }
 
@@ -29,8 +30,8 @@ impl EarlierConsumer {
         self.pauses < MAX_PAUSES
     }
 
-    /// Begins a pause if the queue has a consumer. When that has gone, its messages return to the queue a moment later, which
-    /// takes one more pause. Returns false if there is nothing to wait for. `outbox` is nudged when the pause is over.
+    /// Begins a pause if the queue has a consumer, and one more after that has gone, since its messages are requeued a
+    /// moment later. Returns false if there is nothing to wait for. `outbox` is nudged when the pause ends.
     pub(in super::super) fn pause(&mut self, is_used: bool, outbox: &Arc<Outbox>) -> bool {
         let has_waited = self.pauses > 0 && !self.has_gone;
         self.has_gone = !is_used;
@@ -42,12 +43,12 @@ impl EarlierConsumer {
         pauses
     }
 
-    /// Whether there is a pause.
+    /// Whether a pause is in progress.
     pub(in super::super) fn is_pausing(&self) -> bool {
         self.pause.is_some()
     }
 
-    /// Whether a pause is over: the queue is to be looked at again.
+    /// Whether a pause has ended, so that the queue has to be checked again.
     pub(in super::super) fn poll_pause(&mut self) -> bool {
         let is_over = self.pause.as_ref().is_some_and(|pause| pause.take_answer().is_some());
         if is_over {
@@ -65,7 +66,7 @@ mod tests {
     async fn the_queue_is_looked_at_until_its_consumer_has_gone_and_once_more() {
         let outbox = Arc::new(Outbox::new(1));
         let mut earlier = EarlierConsumer::default();
-        assert!(!earlier.pause(false, &outbox), "nobody had it");
+        assert!(!earlier.pause(false, &outbox), "the queue had no consumer");
         for _ in 0..3 {
             assert!(earlier.pause(true, &outbox) && !earlier.poll_pause());
             tokio::time::sleep(2 * PAUSE).await;

@@ -1,5 +1,5 @@
-//! The conversation with the upstream: declares exchange and queue, announces clients, and receives the announcements of all
-//! processes.
+//! The dialogue with the upstream: declares the exchange and the queue, announces clients, and receives the announcements
+//! of all processes.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,20 +19,19 @@ use crate::upstream::multiplexing::dialogue::{Dialogue, DialogueLink};
 use crate::upstream::multiplexing::link::LinkEnd;
 use crate::upstream::multiplexing::task::LinkedQueue;
 
-/// Announcements that wait in the queue. Past that many the upstream drops the oldest, so that they cost it little memory
-/// however many there are.
+/// The queue's `x-max-length`. The upstream drops older announcements, so that they cost it little memory.
 const MAX_QUEUED: i32 = 10_000;
 
-/// Most announcements that the upstream sends before they are acknowledged.
+/// Prefetch of the queue's consumer.
 const WINDOW: u16 = 1000;
 
-/// The channel that declares the exchange and publishes. The upstream closes it to refuse either.
+/// The channel that declares the exchange and publishes. The upstream refuses either by closing it.
 const ANNOUNCING: u16 = 1;
 
 /// The channel that consumes.
 const CONSUMING: u16 = 2;
 
-/// Nanoseconds charged for each method or message: it is parsed, and looked up.
+/// Nanoseconds charged for a method or message: for parsing it and for the lookup.
 const METHOD: u32 = 500;
 
 /// Picoseconds charged for a byte of a message.
@@ -43,31 +42,31 @@ pub(crate) type TakeoverLink = DialogueLink<TakeoverDialogue>;
 
 pub(crate) struct TakeoverDialogue {
     watch: Arc<Watch>,
-    /// The name of the queue. Each connection declares one of its own: the last one may still be there.
+    /// The queue's name. Each connection declares another one, since the last connection's queue may still exist.
     name: Box<str>,
     stage: LinkStage,
     confirms: PublisherConfirms,
     /// The last delivery tag received, and the last one acknowledged.
     received: u64,
     acked: u64,
-    /// Set when the connection is of no more use.
+    /// Set when the connection has to be closed.
     end: Option<LinkEnd>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LinkStage {
-    /// The exchange is declared.
+    /// The exchange is being declared.
     Declaring,
-    /// It is there; the flag says whether the channel was closed. The queue is to be declared next.
+    /// The exchange exists. The queue's declaration follows, on a new channel if the channel `reopens`.
     Declared { reopens: bool },
-    /// The queue is declared.
+    /// The queue is being declared.
     Binding,
-    /// Announcements come, and can be made.
+    /// Announcements are received and can be published.
     Bound,
 }
 
 impl TakeoverLink {
-    /// Begins to declare the exchange.
+    /// Starts to declare the exchange.
     pub(super) fn new(watch: &Arc<Watch>, mut client: AmqpClient, _now: Instant) -> Self {
         client.send(ANNOUNCING, channel::Open { reserved_1: "" });
         let (exchange, kind) = (EXCHANGE, "fanout");
@@ -105,7 +104,7 @@ impl Dialogue for TakeoverDialogue {
             ClientEvent::Method(ANNOUNCING, method) => match method {
                 Method::ExchangeDeclareOk(_) => self.stage = LinkStage::Declared { reopens: false },
                 Method::BasicAck(ack) => self.confirmed(ack.delivery_tag, ack.multiple),
-                // A queue was full or has failed: its process does not hear of the client.
+                // A queue was full or has failed, so its process does not receive the announcement.
                 Method::BasicNack(nack) => self.confirmed(nack.delivery_tag, nack.multiple),
                 Method::ChannelClose(close) => self.handle_refusal(&close),
                 _ => {}
@@ -162,7 +161,7 @@ impl TakeoverDialogue {
         self.confirms.settle(number, multiple, Confirmed::Acked, |_, _| watch.handle_confirmed());
     }
 
-    /// A message of any kind, from anybody who may publish to the exchange or to the queue.
+    /// Handles a message of any kind, from anybody who may publish to the exchange or to the queue.
     fn handle_message(&mut self, received: &ReceivedMessage<'_>) {
         let ContentMethod::Deliver { delivery_tag, exchange, .. } = &received.method else { return };
         self.received = *delivery_tag;
@@ -170,7 +169,7 @@ impl TakeoverDialogue {
         if **exchange != *EXCHANGE {
             return;
         }
-        // The upstream has checked that it is the name of the user that has published.
+        // The upstream has verified that it is the publisher's user name.
         let user = Properties::decode(&received.properties).ok().and_then(|properties| properties.user_id);
         if user == Some(&*self.watch.login().credentials.username)
             && let Some(announcement) = Announcement::parse(&received.body)
@@ -179,11 +178,11 @@ impl TakeoverDialogue {
         }
     }
 
-    /// The channel for announcements was closed.
+    /// Handles the closing of the channel for announcements.
     fn handle_refusal(&mut self, close: &channel::Close<'_>) {
         let fault = announced(close);
         match (self.stage, fault.code) {
-            // Without permission to declare it, it may still be there.
+            // The exchange may exist although the user may not declare it.
             (LinkStage::Declaring, ReplyCode::AccessRefused) => {
                 self.stage = LinkStage::Declared { reopens: true };
             }
@@ -193,7 +192,7 @@ impl TakeoverDialogue {
         }
     }
 
-    /// The channel that consumes was closed.
+    /// Handles the closing of the consuming channel.
     fn handle_failure(&mut self, close: &channel::Close<'_>) {
         let fault = announced(close);
         let is_lost = self.stage == LinkStage::Bound;

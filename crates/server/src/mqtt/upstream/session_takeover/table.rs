@@ -14,7 +14,7 @@ use crate::mqtt::upstream::hub::UpstreamHub;
 use crate::upstream::multiplexing::task::{LinkedQueue, OpenUpstream, serve, unless_unused};
 use crate::upstream::multiplexing::{LoginKey, PoolUpstream, UpstreamLogin};
 
-/// Logins whose refusal was logged that are remembered: past that many it may be logged again.
+/// The maximum of remembered logins whose refusal was logged. Above it, refusals may be logged again.
 const MAX_LOGGED: usize = 1024;
 
 /// One queue for each login and virtual host with clients.
@@ -23,7 +23,7 @@ pub(in super::super) struct Takeovers {
     pub(super) process: Box<str>,
     watches: Mutex<HashMap<LoginKey, Arc<Watch>>, { Rank::MultiplexedSubscriptions as u8 }>,
     is_draining: AtomicBool,
-    /// The users that may not announce takeovers, with their virtual hosts.
+    /// The users that may not announce takeovers, with the virtual hosts, so that each is logged once.
     refused: Mutex<HashSet<(Box<str>, Box<str>)>, { Rank::Leaf as u8 }>,
 }
 
@@ -33,8 +33,8 @@ impl Takeovers {
         Arc::new(Self { process: broker::generated_name("").into(), watches, is_draining, refused })
     }
 
-    /// Announces a client that the upstream has accepted with `login`. Its outbox is nudged when that is done. Must be called
-    /// within a runtime: the first client of a login starts the task of its queue.
+    /// Announces a client that the upstream has accepted with `login`. Its outbox is nudged once that is done. Must be
+    /// called within a runtime, since the first client of a login starts its queue's task.
     pub(in super::super) fn announce(
         self: &Arc<Self>,
         hub: &Weak<UpstreamHub>,
@@ -45,7 +45,7 @@ impl Takeovers {
         self.announce_by(hub, login, watcher, |login| PoolUpstream::new(pool, login))
     }
 
-    /// As [`Self::announce`]; a new queue opens its connections by `upstream`.
+    /// As [`Self::announce`], with `upstream` to open the connections of a new queue.
     pub(super) fn announce_by<U: OpenUpstream>(
         self: &Arc<Self>,
         hub: &Weak<UpstreamHub>,
@@ -73,14 +73,14 @@ impl Takeovers {
         watched
     }
 
-    /// From now on each queue is given up as soon as its last client has gone.
+    /// Called at shutdown: each queue is abandoned as soon as its last client has left.
     pub(in super::super) fn drain(&self) {
         self.is_draining.store(true, Ordering::Release);
         let watches: Vec<_> = self.watches.lock().values().cloned().collect();
         watches.iter().for_each(|watch| watch.drain());
     }
 
-    /// Logs that a login cannot announce takeovers, once for its user and virtual host.
+    /// Logs that a login cannot announce takeovers, once per user and virtual host.
     fn log_refusal(&self, login: &UpstreamLogin, fault: &Fault) {
         let (user, vhost) = (&login.credentials.username, &login.vhost);
         let mut refused = self.refused.lock();
@@ -110,7 +110,7 @@ impl Takeovers {
     }
 }
 
-/// The beginning of the names of the queues.
+/// Prefix of the queues' names.
 const QUEUE_PREFIX: &str = "leveret.mqtt.takeover-";
 
 async fn run(listed: ListedWatch, upstream: impl OpenUpstream) {
@@ -124,7 +124,7 @@ async fn run(listed: ListedWatch, upstream: impl OpenUpstream) {
     }
 }
 
-/// A queue's entry in the table, removed however its task ends.
+/// A queue's entry in the table, removed when its task ends.
 struct ListedWatch {
     all: Arc<Takeovers>,
     watch: Arc<Watch>,
@@ -132,11 +132,11 @@ struct ListedWatch {
 
 impl Drop for ListedWatch {
     fn drop(&mut self) {
-        // If the task has failed, clients must not wait for nothing.
+        // Also if the task has panicked, so that clients do not wait in vain.
         self.watch.end();
         let key = LoginKey(self.watch.login().clone());
         let mut watches = self.all.watches.lock();
-        // Another one may have taken its place.
+        // Another queue may have been added since.
         if watches.get(&key).is_some_and(|other| Arc::ptr_eq(other, &self.watch)) {
             watches.remove(&key);
         }

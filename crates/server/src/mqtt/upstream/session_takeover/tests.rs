@@ -1,4 +1,4 @@
-//! Takeovers between two processes with the embedded broker behind them, on tokio's paused clock.
+//! Takeovers between two processes, with the embedded broker as their upstream, on tokio's paused clock.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,13 +25,13 @@ use crate::upstream::multiplexing::UpstreamLogin;
 use crate::upstream::multiplexing::task::OpenError;
 use crate::upstream::multiplexing::tests::{USER, Upstream, settle};
 
-/// A server of its own.
+/// A separate server process.
 struct Process {
     upstream: Upstream,
     hub: Arc<UpstreamHub>,
 }
 
-/// A connection of a client.
+/// A client's connection.
 struct TestConnection {
     owner: Arc<Owner>,
     claim: Arc<UpstreamClaim>,
@@ -49,7 +49,7 @@ impl Process {
         &self.hub.takeovers
     }
 
-    /// A client connects, at a time of the process's clock.
+    /// Connects a client at a time of the process's wall clock.
     fn connect(&self, client_id: &str, at: u64) -> TestConnection {
         self.connect_as(USER, client_id, at, true)
     }
@@ -62,7 +62,7 @@ impl Process {
         TestConnection { owner, claim, watched }
     }
 
-    /// The hub gets the session of a connection, with a will: the receiver reports what becomes of that.
+    /// Detaches a connection's session with a will. The receiver reports the will's fate.
     fn detach(&self, connection: &TestConnection) -> oneshot::Receiver<()> {
         let (will, is_due) = oneshot::channel();
         let since = self.hub.clock.timestamp(transport::now());
@@ -100,7 +100,7 @@ impl TestConnection {
     }
 }
 
-/// Publishes to the exchange as another program does.
+/// Publishes to the exchange like any other program.
 fn publish(client: &mut AmqpClient, user_id: Option<&str>, body: &[u8]) {
     let mut properties = Vec::new();
     Properties { user_id, ..Properties::default() }.encode(&mut properties);
@@ -126,9 +126,9 @@ async fn a_client_that_connects_elsewhere_is_closed_here_and_back() {
     let second = other.connect_as(USER, "me", 500, false);
     settle().await;
     assert!(second.watched.is_announced() && !second.is_closed());
-    assert!(first.is_closed(), "though the clock over there is slow");
+    assert!(first.is_closed(), "even if the other server's clock is behind");
     assert_eq!((first.watched.taken(), bystander.watched.taken()), (Some(TakenBy::Clean), None));
-    // Its connection ends, and it comes back here.
+    // Its connection ends, and the client connects here again.
     one.hub.release(&first.owner, &first.claim, None);
     drop(first);
     let third = one.connect("me", 1001);
@@ -141,17 +141,17 @@ async fn a_client_that_connects_elsewhere_is_closed_here_and_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_two_that_connect_at_the_same_time_the_later_stays() {
+async fn of_two_simultaneous_connections_the_later_stays() {
     for clocks in [(1000, 2000), (1000, 1000), (2000, 1000)] {
         let upstream = Upstream::new();
         let (one, other) = (Process::new(&upstream), Process::new(&upstream));
-        // So that both queues are there.
+        // Makes both queues exist.
         let _bystanders = [one.connect("you", 0), other.connect("you too", 0)];
         settle().await;
         let (first, second) = (one.connect("me", clocks.0), other.connect("me", clocks.1));
         settle().await;
         assert!(first.is_closed(), "{clocks:?}");
-        // If clocks differ by more than the time between them, it has to connect once more.
+        // If the clocks differ by more than the time between the connections, the client has to connect once more.
         assert!(clocks.0 >= clocks.1 || !second.is_closed(), "{clocks:?}");
     }
 }
@@ -170,7 +170,7 @@ fn announcements_in_another_order_at_each_process_leave_one_connection() {
         let (one, other) = (connected("a", numbers.0), connected("b", numbers.1));
         let announcement = |process, number| Announcement { process, number, resumes: true, client_id: "me" };
         let (first, second) = (announcement("a", numbers.0), announcement("b", numbers.1));
-        // Each has the other's first.
+        // Each process receives the other's announcement first.
         [&second, &first].into_iter().for_each(|each| one.0.handle_announcement(each));
         [&first, &second].into_iter().for_each(|each| other.0.handle_announcement(each));
         assert_eq!([one.1.is_superseded(), other.1.is_superseded()], closed, "{numbers:?}");
@@ -206,7 +206,7 @@ async fn an_announcement_that_arrives_while_a_connection_leaves_is_handled() {
     for (resumes, fate) in [(true, Err(Closed)), (false, Ok(()))] {
         let first = one.connect("me", 1000);
         settle().await;
-        // Nobody has taken it over so far.
+        // No other server has taken it over so far.
         let mut will = one.detach(&first);
         let second = other.connect_as(USER, "me", 1000, resumes);
         settle().await;
@@ -225,12 +225,12 @@ async fn nobody_closes_the_connections_of_another_user() {
     settle().await;
     let body = Announcement { process: "z", number: u64::MAX, resumes: true, client_id: "me" }.encode();
     let mut stranger = publisher(&upstream, "guest");
-    // Of no user, of its own, and of bytes without sense.
+    // Without a user, with its own user, and with a malformed body.
     publish(&mut stranger, None, body.as_bytes());
     publish(&mut stranger, Some("guest"), body.as_bytes());
     publish(&mut stranger, Some("guest"), &vec![b'x'; 1 << 20]);
     settle().await;
-    // The broker refuses this.
+    // The broker refuses another user's name.
     publish(&mut stranger, Some(USER), body.as_bytes());
     settle().await;
     assert!(!mine.is_closed());
@@ -309,7 +309,7 @@ async fn a_user_without_permission_is_not_held_up_and_is_asked_for_again() {
     assert!(third.watched.is_answered(), "at once");
     assert!(!first.is_closed());
     assert_eq!((one.takeovers().logged(), other.takeovers().logged()), (1, 1));
-    // The exchange is there, and need not be declared.
+    // The exchange exists, and need not be declared.
     permit(".*", "^leveret.mqtt.takeover-");
     tokio::time::sleep(REFUSAL_TTL + IDLE_TIMEOUT).await;
     let fourth = other.connect("me", 2000);

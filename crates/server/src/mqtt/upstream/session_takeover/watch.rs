@@ -17,16 +17,16 @@ use crate::upstream::client::AmqpClient;
 use crate::upstream::multiplexing::UpstreamLogin;
 use crate::upstream::multiplexing::task::LinkedQueue;
 
-/// Longest time that a client waits for its announcement: enough for the handshakes of a first connection upstream.
+/// The longest time that a client waits for its announcement: enough for the handshakes of a first upstream connection.
 pub(super) const MAX_WAIT: Duration = Duration::from_secs(2);
 
-/// Time that a queue stays after its last client: the next client of the login is announced without a handshake.
+/// The time that a queue stays after its last client, so that the login's next client is announced without a handshake.
 pub(in super::super) const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Time after which a login that was refused tries again: permissions may have been granted.
+/// The time after which a refused login is tried again, since permissions may have been granted.
 pub(super) const REFUSAL_TTL: Duration = Duration::from_secs(60);
 
-/// A takeover queue, as its clients and its own task see it.
+/// A takeover queue, shared by its clients and its task.
 pub(super) struct Watch {
     login: UpstreamLogin,
     process: Box<str>,
@@ -40,32 +40,32 @@ pub(super) struct Watch {
 struct WatchState {
     /// The latest connection of each client.
     members: HashMap<Box<str>, Arc<WatchedConnection>>,
-    /// Connections that are to be announced.
+    /// Connections that have to be announced.
     unsent: VecDeque<Arc<WatchedConnection>>,
-    /// Connections whose announcements the upstream has not confirmed, in the order of publishing.
+    /// Connections whose announcements are unconfirmed, in the order of publishing.
     unconfirmed: VecDeque<Arc<WatchedConnection>>,
-    /// Connections that wait, with their deadlines. May contain some that no longer wait.
+    /// Connections that wait, each with its deadline. May contain connections that no longer wait.
     waiting: VecDeque<(Instant, Arc<WatchedConnection>)>,
     last_number: u64,
-    /// Number of connections, and of holds.
+    /// The number of connections and of [`WatchHold`]s.
     count: usize,
-    /// Since when there has been neither.
+    /// When `count` became 0; `None` above 0.
     unused_since: Option<Instant>,
     is_draining: bool,
-    /// The upstream has refused the queue, or its announcements: nobody waits for it.
+    /// Whether the upstream has refused the queue or its announcements, so that clients do not wait for it.
     is_refused: bool,
-    /// Set when the queue is given up; it then takes no client.
+    /// Set when the queue is abandoned; it then accepts no client.
     has_ended: bool,
 }
 
-/// A connection that has been accepted.
+/// A connection that the upstream has accepted.
 pub(in super::super) struct Watcher {
     pub(in super::super) owner: Arc<Owner>,
     pub(in super::super) claim: Arc<UpstreamClaim>,
     pub(in super::super) outbox: Arc<Outbox>,
-    /// Whether it continues with its session.
+    /// Whether the client resumes its session.
     pub(in super::super) resumes: bool,
-    /// Milliseconds since 1970 by the wall clock.
+    /// Milliseconds since 1970 on the wall clock.
     pub(in super::super) at: u64,
 }
 
@@ -73,11 +73,11 @@ pub(in super::super) struct Watcher {
 pub(super) struct WatchedConnection {
     watcher: Watcher,
     number: u64,
-    /// [`WAITING`], or how the wait has ended.
+    /// [`WAITING`], or the outcome of the wait.
     wait: AtomicU8,
-    /// Whether this process has received its announcement: those that come later are of later connections.
+    /// Whether this process has received its own announcement of it: announcements after that are of later connections.
     is_back: AtomicBool,
-    /// [`NOBODY`], or the code of [`TakenBy`].
+    /// [`NOBODY`], or the code of the [`TakenBy`].
     taken: AtomicU8,
 }
 
@@ -89,10 +89,10 @@ const NOBODY: u8 = 0;
 const RESUMING: u8 = 1;
 const CLEAN: u8 = 2;
 
-/// The connection elsewhere that has taken a client over.
+/// The kind of the connection to another server that has taken the client over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in super::super) enum TakenBy {
-    /// It continues with the session.
+    /// It resumes the session.
     Resuming,
     /// It has ended the session.
     Clean,
@@ -110,12 +110,12 @@ impl Watch {
         Arc::new(Self { login, process, hub, state, waker: AtomicWaker::new() })
     }
 
-    /// Adds the first connection.
+    /// Adds the first connection of a new queue.
     pub(super) fn begin(self: &Arc<Self>, watcher: Watcher) -> Watched {
         self.add(&mut self.state.lock(), watcher)
     }
 
-    /// Adds a connection, to be announced. Returns it if the queue has ended, and another one is to be used.
+    /// Adds a connection, to be announced. Returns it if the queue has ended and another one has to be used.
     pub(super) fn join(self: &Arc<Self>, watcher: Watcher) -> Result<Watched, Watcher> {
         let mut state = self.state.lock();
         if state.has_ended {
@@ -152,7 +152,7 @@ impl Watch {
         self.count_down();
     }
 
-    /// A connection has left, or a hold.
+    /// Called when a connection or a hold has ended.
     fn count_down(&self) {
         let mut state = self.state.lock();
         state.count -= 1;
@@ -164,7 +164,7 @@ impl Watch {
         }
     }
 
-    /// The next connection to be announced.
+    /// The next connection to announce.
     pub(super) fn next_unsent(&self) -> Option<Arc<WatchedConnection>> {
         let mut state = self.state.lock();
         let member = std::iter::from_fn(|| state.unsent.pop_front()).find(|member| member.waits())?;
@@ -172,15 +172,16 @@ impl Watch {
         Some(member)
     }
 
-    /// The upstream has confirmed the first announcement that it had not.
+    /// Handles the confirm of the oldest unconfirmed announcement.
     pub(super) fn handle_confirmed(&self) {
         let member = self.state.lock().unconfirmed.pop_front();
         member.inspect(|member| member.answer(ANNOUNCED));
     }
 
-    /// An announcement of the login's own user has come.
+    /// Handles an announcement of the login's own user.
     pub(super) fn handle_announcement(&self, announcement: &Announcement<'_>) {
-        // Locked until a connection has heard of it: one that leaves finds all that it had an entry for.
+        // Locked until the connection has been superseded: so a connection that leaves sees all announcements made while
+        // it had an entry.
         let state = self.state.lock();
         let member = state.members.get(announcement.client_id);
         if announcement.process == &*self.process {
@@ -201,8 +202,8 @@ impl Watch {
         }
     }
 
-    /// Closes a connection if the announcement is of a later one. All queues have the announcements, but those that are
-    /// published at the same time not in the same order: then the numbers decide, and at most one connection stays.
+    /// Closes a connection if the announcement is of a later one. All queues get all announcements, but simultaneous ones
+    /// in different orders: then the numbers decide, so that at most one connection remains.
     fn supersede(&self, member: &WatchedConnection, announcement: &Announcement<'_>, by: TakenBy) {
         let is_later = member.is_back.load(Ordering::Relaxed)
             || (announcement.number, announcement.process) > (member.number, &*self.process);
@@ -213,7 +214,7 @@ impl Watch {
         }
     }
 
-    /// The upstream has refused the queue: connections are taken over within this process alone.
+    /// Called when the upstream has refused the queue: sessions are then taken over within this process only.
     pub(super) fn refuse(&self) {
         let waiting = {
             let mut state = self.state.lock();
@@ -224,18 +225,18 @@ impl Watch {
         waiting.iter().for_each(|(_, member)| member.answer(LOCAL));
     }
 
-    /// The upstream delivers from the queue.
+    /// Called when the queue is bound and consumed.
     pub(super) fn handle_bound(&self) {
         self.state.lock().is_refused = false;
     }
 
-    /// From now on the queue ends as soon as it has no client.
+    /// Called at shutdown: the queue is abandoned as soon as it has no client.
     pub(super) fn drain(&self) {
         self.state.lock().is_draining = true;
         self.waker.wake();
     }
 
-    /// Gives the queue up.
+    /// Abandons the queue.
     pub(super) fn end(&self) {
         self.state.lock().has_ended = true;
         self.refuse();
@@ -265,7 +266,7 @@ impl LinkedQueue for Watch {
         }
     }
 
-    /// Ends waits.
+    /// Ends the waits that are over.
     fn expire(&self, now: Instant) {
         let mut state = self.state.lock();
         while let Some((_, member)) =
@@ -320,7 +321,7 @@ impl WatchedConnection {
         }
     }
 
-    /// The announcement of this connection by a process.
+    /// The announcement of this connection, in the name of `process`.
     pub(super) fn announcement<'a>(&'a self, process: &'a str) -> Announcement<'a> {
         let (number, resumes, client_id) = (self.number, self.watcher.resumes, self.client_id());
         Announcement { process, number, resumes, client_id }
@@ -328,42 +329,42 @@ impl WatchedConnection {
 }
 
 impl Watch {
-    /// The body of a connection's announcement.
+    /// The message body that announces a connection.
     pub(super) fn announce(&self, member: &WatchedConnection) -> String {
         member.announcement(&self.process).encode()
     }
 }
 
-/// A connection's entry among those of its login. Dropping it removes it.
+/// A connection's entry, removed when it is dropped.
 pub(in super::super) struct Watched {
     watch: Arc<Watch>,
     member: Arc<WatchedConnection>,
 }
 
 impl Watched {
-    /// Whether the connection need not wait: it has been announced, or cannot be.
+    /// Whether the wait is over: the connection has been announced, or cannot be.
     pub(in super::super) fn is_answered(&self) -> bool {
         !self.member.waits()
     }
 
-    /// Whether the other processes have its announcement.
+    /// Whether the announcement is in all other processes' queues.
     pub(in super::super) fn is_announced(&self) -> bool {
         self.member.wait.load(Ordering::Acquire) == ANNOUNCED
     }
 
-    /// Keeps the queue for what is left of the connection: later ones of its client to other servers are still heard of.
+    /// Keeps the queue during a teardown, so that later connections of the client to other servers are still noticed.
     pub(in super::super) fn hold(&self) -> WatchHold {
         self.watch.state.lock().count += 1;
         WatchHold { watch: Arc::clone(&self.watch) }
     }
 
-    /// The connection to another server that has taken the client over, if one has.
+    /// How a connection to another server has taken the client over, if one has.
     pub(in super::super) fn taken(&self) -> Option<TakenBy> {
         self.member.taken()
     }
 
-    /// Removes the entry. Returns what [`Self::taken`] is at the end: an announcement that comes later is about the client's
-    /// detached session.
+    /// Removes the entry. Returns the final value of [`Self::taken`]: later announcements are about the client's detached
+    /// session.
     pub(in super::super) fn leave(self) -> Option<TakenBy> {
         let member = Arc::clone(&self.member);
         drop(self);
@@ -377,8 +378,8 @@ impl Drop for Watched {
     }
 }
 
-/// A hold on the takeover queue of a login, without an entry there: an announcement of the client then is about its detached
-/// session. Dropping it gives it up.
+/// Keeps a login's takeover queue without an entry in it, until dropped. Announcements of the client are then about its
+/// detached session.
 pub(in super::super) struct WatchHold {
     watch: Arc<Watch>,
 }

@@ -1,4 +1,4 @@
-//! Sessions that outlive their connections, as their clients find them when they come back.
+//! Sessions that outlive their connections, as reconnecting clients find them.
 
 use std::task::Waker;
 
@@ -26,7 +26,7 @@ async fn messages_of_quality_2_are_received_if_the_upstream_has_confirmed_them_w
     client.publish("a", QoS::ExactlyOnce, 7, false);
     assert_eq!(client.answers().await, NOTHING);
     drop(client);
-    // The next one waits until it is known what has become of the message.
+    // The next connection waits until the message is confirmed or refused.
     let (mut client, answer) = world.resume("me").await;
     assert_eq!(answer, NOTHING);
     world.let_answers_through(true);
@@ -37,7 +37,7 @@ async fn messages_of_quality_2_are_received_if_the_upstream_has_confirmed_them_w
     assert_eq!(client.answers().await, ["pubcomp 7 success"]);
     assert_eq!(listener.message_count(), 1);
 
-    // The upstream refuses this one.
+    // The upstream refuses the next message.
     world.let_answers_through(false);
     client.publish("b", QoS::ExactlyOnce, 8, false);
     assert_eq!(client.answers().await, NOTHING);
@@ -92,7 +92,7 @@ async fn a_session_that_was_used_elsewhere_is_there_when_its_time_is_over_here()
     assert_eq!(client.answers().await, ["suback Granted QoS 1"]);
     drop(client);
     tokio::time::sleep(Duration::from_secs(3600)).await;
-    // The broker's clock stands, as if somebody had consumed from the queue meanwhile.
+    // The broker's clock does not advance, as if another consumer had kept the queue from expiring.
     assert!(world.queue("me").is_some());
     let (_, answer) = world.connect("me", false, 60).await;
     assert_eq!(answer, ["connack Success present"]);
@@ -148,7 +148,7 @@ async fn a_delayed_will_is_published_when_the_server_shuts_down() {
     world.hub.drain();
     tokio::time::timeout(SOON, world.hub.finished()).await.unwrap();
     assert_eq!((listener.message_count(), world.hub.wills.totals().wills), (1, 0));
-    // One that ends while the server shuts down does not begin to wait.
+    // A will whose connection ends during the shutdown is not delayed either.
     let mut client = world.client(V5);
     client.connect_with_will("you", "w", 3600);
     client.answers().await;
@@ -168,7 +168,7 @@ async fn a_delayed_will_is_discarded_when_its_client_resumes_elsewhere_though_no
         assert_eq!(client.answers().await, ["connack Success"]);
         drop(client);
         tokio::time::sleep(2 * IDLE_TIMEOUT).await;
-        // The identifier may have been assigned by the server, in CONNACK.
+        // The server may have assigned the identifier, in CONNACK.
         let client_id = world.hub.detached().remove(0).client_id;
         let (_client, answer) = other.connect(&client_id, !resumes, 3600).await;
         assert!(answer[0].starts_with("connack Success"), "{answer:?}");
@@ -198,7 +198,8 @@ async fn a_client_with_an_assigned_identifier_is_taken_over_elsewhere_if_it_has_
     }
 }
 
-/// The deletion and the announcement come by two paths. It must be given the reason for which clients do not come back.
+/// The deletion and the announcement arrive by two paths. The client has to get the reason after which clients do not
+/// reconnect.
 #[tokio::test(start_paused = true)]
 async fn disconnect_after_queue_deletion_says_if_the_session_was_taken_over() {
     for comes_elsewhere in [true, false] {
@@ -248,7 +249,7 @@ async fn a_client_whose_session_cannot_be_resumed_is_disconnected_and_keeps_it()
     client.subscribe("a", QoS::AtMostOnce);
     assert_eq!(client.answers().await, ["suback Success"]);
     drop(client);
-    // Nobody has the binding any more.
+    // The binding has been removed upstream by then.
     tokio::time::sleep(Duration::from_secs(60)).await;
     world.vhost().set_topic_permissions("guest", &read("^b$")).unwrap();
     let (_, answer) = world.connect("me", false, 3600).await;
@@ -260,7 +261,7 @@ async fn a_client_whose_session_cannot_be_resumed_is_disconnected_and_keeps_it()
     assert_eq!(client.answers().await, ["publish a AtMostOnce 0"]);
 }
 
-/// A consumer of the client's state queue that nobody gives up: of a connection that RabbitMQ takes for open.
+/// A consumer of the client's state queue that is never cancelled, as of a connection that RabbitMQ still considers open.
 fn stale_consumer(world: &World) -> Uplink {
     let mut stale = uplink(&world.upstream, 100);
     stale.consume("mqtt-subscription-meqos2", 1);
@@ -270,7 +271,7 @@ fn stale_consumer(world: &World) -> Uplink {
     stale
 }
 
-/// Connects until the client is admitted. Returns the answer as well.
+/// Connects until the client is admitted. Returns the answers as well.
 async fn admitted(world: &mut World) -> (Client, Vec<String>) {
     let began = tokio::time::Instant::now();
     for refused in 0.. {
@@ -340,7 +341,7 @@ async fn an_acknowledgement_that_was_sent_before_the_client_connects_elsewhere_c
         assert_eq!(writer.answers().await, ["puback 1 success"]);
         assert_eq!(first.answers().await, ["publish a AtLeastOnce 1"]);
 
-        // They have come, but the server's task has not been there.
+        // The packets are in the socket, but the server's task has not read them.
         let (near, mut far) = tokio::io::duplex(1024);
         send_last(near, V5, 1).await;
         let (mut second, answer) =

@@ -1,4 +1,4 @@
-//! Subscriptions as the upstream grants, refuses and loses them.
+//! Subscriptions that the upstream grants, refuses and loses.
 
 use super::*;
 
@@ -23,7 +23,7 @@ async fn a_client_learns_that_a_live_subscription_is_refused_when_it_is_bound_ag
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_filter_that_has_changed_its_way_often_leaves_no_binding() {
+async fn a_filter_that_changes_its_path_often_leaves_no_binding() {
     let mut world = World::new();
     let (mut client, _) = world.connect("me", true, 60).await;
     for (qos, granted) in [(QoS::AtMostOnce, "Success"), (QoS::AtLeastOnce, "Granted QoS 1")].repeat(3) {
@@ -51,7 +51,7 @@ async fn a_member_that_may_not_consume_leaves_no_queue() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_member_of_a_group_gets_no_topics_in_dollar_by_a_wildcard_in_front() {
+async fn leading_wildcards_of_shared_subscriptions_match_no_dollar_topics() {
     let mut world = World::new();
     let (mut wide, _) = world.connect("wide", true, 0).await;
     let (mut star, _) = world.connect("star", true, 0).await;
@@ -66,7 +66,7 @@ async fn a_member_of_a_group_gets_no_topics_in_dollar_by_a_wildcard_in_front() {
     writer.answers().await;
     assert_eq!(wide.answers().await, ["publish a/b AtMostOnce 0", "publish a/* AtMostOnce 0"]);
     assert_eq!(star.answers().await, ["publish a/b AtMostOnce 0", "publish a/* AtMostOnce 0"]);
-    // Those that are not sent are acknowledged.
+    // Messages that are not sent have to be acknowledged all the same.
     let queues = world.vhost().all_queues();
     let mut groups = queues.iter().filter(|queue| queue.name().ends_with("-shared"));
     assert!(groups.all(|queue| queue.unacked_count() == 0 && queue.message_count() == 0));

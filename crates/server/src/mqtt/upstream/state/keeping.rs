@@ -1,4 +1,4 @@
-//! How an open connection's session keeps its state: records of QoS 2, and the list of its subscriptions.
+//! How an open connection writes its session's state: records of QoS 2 messages, and the list of subscriptions.
 
 use std::collections::VecDeque;
 
@@ -29,30 +29,30 @@ pub(in super::super) struct OutboundPublish {
     pub(in super::super) dup: bool,
     /// Whether it is to be retained.
     pub(in super::super) retains: bool,
-    /// As the client has sent it.
+    /// The topic as sent by the client.
     pub(in super::super) topic: Box<str>,
     pub(in super::super) routing_key: Box<str>,
     pub(in super::super) properties: Vec<u8>,
     pub(in super::super) body: Bytes,
 }
 
-/// The work for the state queue that is under way.
+/// The pending work for the state queue.
 #[derive(Default)]
 pub(in super::super) struct StateWork {
-    /// Messages and releases that wait for the state queue, or for the log of retained messages, in their order. The client is
+    /// Messages and releases that wait, in order, for the state queue or for the log of retained messages. The client is
     /// not read meanwhile.
     deferred: VecDeque<DeferredWork>,
-    /// Releases that the upstream has not confirmed, with the numbers of their records.
+    /// Releases whose records are unconfirmed: the number of the record and the packet identifier.
     releases: VecDeque<(u64, u16)>,
-    /// Whether the queue is to be declared.
+    /// Whether the queue has to be declared.
     is_needed: bool,
-    /// Whether the list is to be written again.
+    /// Whether the list has to be written again.
     is_outdated: bool,
     /// Requests of the client that wait for the next list.
     waiting: Vec<u64>,
-    /// The number of the list that is not confirmed, with the requests that wait for it.
+    /// The number of the unconfirmed list, with the requests that wait for it.
     listing: Option<(u64, Vec<u64>)>,
-    /// Bytes that the subscriptions take in a list.
+    /// Bytes of the subscriptions in a list.
     listed_bytes: usize,
 }
 
@@ -70,14 +70,14 @@ impl StateWork {
         self.deferred.is_empty()
     }
 
-    /// Whether nothing is under way.
+    /// Whether no work is pending.
     pub(in super::super) fn is_settled(&self) -> bool {
         self.deferred.is_empty() && self.releases.is_empty()
     }
 }
 
 impl UpstreamSession {
-    /// Publishes a message behind those before it. One of QoS 2 of a persistent session goes with a record.
+    /// Publishes a message after earlier ones. For a persistent session a QoS 2 message has a record.
     pub(in super::super) fn publish_in_order(&mut self, message: OutboundPublish) {
         let is_recorded = message.qos == QoS::ExactlyOnce && self.uses_queue();
         if !is_recorded && self.work.deferred.is_empty() && !self.waits_for_log(&message) {
@@ -87,7 +87,7 @@ impl UpstreamSession {
         self.pass_deferred();
     }
 
-    /// Answers a message that is not published, behind those before it.
+    /// Queues the answer to a message that is not published, after earlier messages.
     pub(in super::super) fn refuse_in_order(&mut self, then: PendingReply) {
         if self.work.deferred.is_empty() {
             self.uplink.answer(then);
@@ -96,12 +96,12 @@ impl UpstreamSession {
         }
     }
 
-    /// Whether a message is to be retained, and the log is not there yet.
+    /// Whether a message is retained, and the log is not available yet.
     fn waits_for_log(&self, message: &OutboundPublish) -> bool {
         message.retains && self.retained.log.must_wait(&self.outbox)
     }
 
-    /// How far the state queue is used. To ask does not make it.
+    /// The usage of the state queue. Does not allocate it.
     fn state_usage(&self) -> StateUsage {
         self.uplink.used_state().map_or(StateUsage::Unused, StateQueue::usage)
     }
@@ -111,7 +111,7 @@ impl UpstreamSession {
         self.uplink.publish(*packet_id, routing_key, properties, body, self.at);
     }
 
-    /// The client has released a message of QoS 2.
+    /// Handles the release of a QoS 2 message by the client.
     pub(in super::super) fn release(&mut self, packet_id: u16) {
         if self.uplink.used_state().and_then(|state| state.digest(packet_id)).is_none() {
             return self.answers.push_back(PendingReply::Complete { packet_id });
@@ -120,7 +120,7 @@ impl UpstreamSession {
         self.pass_deferred();
     }
 
-    /// Publishes what was held for as long as the state queue takes it.
+    /// Processes deferred work for as long as the state queue has capacity.
     fn pass_deferred(&mut self) {
         while let Some(deferred) = self.work.deferred.pop_front() {
             if let Err(deferred) = self.pass(deferred) {
@@ -131,7 +131,7 @@ impl UpstreamSession {
         self.work.deferred = VecDeque::new();
     }
 
-    /// Publishes a message, or returns it if it has to wait.
+    /// Processes one piece of deferred work, or returns it if it has to wait.
     fn pass(&mut self, deferred: DeferredWork) -> Result<(), DeferredWork> {
         let usage = self.state_usage();
         let waits = !matches!(usage, StateUsage::Ready) || !self.uplink.state().has_capacity();
@@ -166,7 +166,7 @@ impl UpstreamSession {
         Ok(())
     }
 
-    /// Publishes a message of QoS 2, unless it is one that came on an earlier connection.
+    /// Publishes a QoS 2 message with its record, unless an earlier connection has published it.
     fn publish_recorded(&mut self, message: &OutboundPublish) {
         work::charge(RECORD, 1);
         let OutboundPublish { packet_id, dup, topic, routing_key, properties, body, .. } = message;
@@ -179,13 +179,13 @@ impl UpstreamSession {
             let (reason, text) = (ReasonCode::QuotaExceeded, "too many messages that are not released");
             return self.uplink.answer(PendingReply::Refuse { packet_id, reason, text });
         }
-        // A message without DUP is a new one: the client has released the one before.
+        // Without DUP, or with another digest, it is a new message: the client has released the earlier one.
         let (_, record) = self.uplink.state().write_received(packet_id, digest);
         self.uplink.publish_recorded(packet_id, (routing_key, properties, body), &record, self.at);
     }
 
-    /// Notes a subscription that is about to be made. Returns false if there is no place for it in the list. Those of a session
-    /// without a list take no more.
+    /// Counts a new subscription in the list. Returns false if the list is full, which also limits the subscriptions of a
+    /// session without a list.
     pub(in super::super) fn note_subscription(
         &mut self,
         filter: &str,
@@ -196,7 +196,7 @@ impl UpstreamSession {
             self.uses_queue() && !is_plain(subscription) && self.state_usage() == StateUsage::Unused;
         let bytes = listed_bytes(filter);
         if self.work.listed_bytes + bytes + LIST_BYTES > MAX_LIST {
-            // Removed and recreated filters have been counted.
+            // The count still includes removed and replaced subscriptions.
             self.count_listed(engine);
         }
         let has_capacity = self.work.listed_bytes + bytes + LIST_BYTES <= MAX_LIST;
@@ -206,7 +206,7 @@ impl UpstreamSession {
         has_capacity
     }
 
-    /// Counts the bytes of the subscriptions in a list.
+    /// Recounts the bytes of the subscriptions in a list.
     fn count_listed(&mut self, engine: &Engine) {
         let sizes = engine.session().subscriptions().map(|(filter, _)| listed_bytes(filter));
         let (bytes, count) = sizes.fold((0, 0), |(bytes, count), size| (bytes + size, count + 1));
@@ -214,7 +214,7 @@ impl UpstreamSession {
         self.work.listed_bytes = bytes;
     }
 
-    /// The number of the request that is answered when the list of subscriptions is confirmed, if there is one.
+    /// A request number that is answered when the next list is confirmed; `None` if no list is needed.
     pub(in super::super) fn wait_for_list(&mut self) -> Option<u64> {
         let is_listed = match self.state_usage() {
             StateUsage::Unused => self.work.is_needed,
@@ -228,7 +228,7 @@ impl UpstreamSession {
         })
     }
 
-    /// A subscription that is in the list was refused.
+    /// Has the list written again, since a subscription in it was refused.
     pub(in super::super) fn mark_list_stale(&mut self) {
         self.work.is_outdated |= self.uplink.used_state().is_some_and(|state| state.name().is_some());
         self.outbox.nudge();
@@ -260,12 +260,12 @@ impl UpstreamSession {
         };
         self.work.listing = Some((number, std::mem::take(&mut self.work.waiting)));
         (self.work.is_needed, self.work.is_outdated) = (false, false);
-        // There is room behind the list.
+        // A new list makes space in the queue for further records.
         self.pass_deferred();
         self.outbox.nudge();
     }
 
-    /// Acts on what the upstream has confirmed.
+    /// Handles confirms of records.
     pub(in super::super) fn recorded(&mut self, engine: &mut Engine) {
         let state = self.uplink.state();
         while let Some((_, packet_id)) =
@@ -292,7 +292,7 @@ impl UpstreamSession {
                     "the upstream refuses the state queue of a session: QoS 2 is refused, and options of subscriptions are lost \
                      when the client moves to another server"
                 );
-                // The subscriptions themselves are made.
+                // The subscriptions themselves have been made, so their answers no longer wait for the list.
                 let listing = self.work.listing.take().map(|(_, waiting)| waiting).unwrap_or_default();
                 let waiting = std::mem::take(&mut self.work.waiting);
                 for number in listing.into_iter().chain(waiting) {
@@ -306,13 +306,13 @@ impl UpstreamSession {
         }
     }
 
-    /// The upstream has not taken a record: what it says would be lost.
+    /// Disconnects the client, since the upstream has refused a record and its content would be lost.
     pub(in super::super) fn record_refused(&mut self) {
         let fault = Fault::new(ReplyCode::ResourceError, "the state queue has refused a message");
         self.fail(ReasonCode::QuotaExceeded, &fault);
     }
 
-    /// The connection has ended: what waits and is not to be recorded is published.
+    /// Called when the connection has ended: publishes the waiting messages that need no record.
     pub(in super::super) fn publish_rest(&mut self) {
         for deferred in std::mem::take(&mut self.work.deferred) {
             match deferred {
@@ -328,7 +328,7 @@ impl UpstreamSession {
                     }
                     self.publish_plain(&message);
                 }
-                // The client sends it again.
+                // The client will send QoS 2 messages and releases again.
                 _ => {}
             }
         }
@@ -338,7 +338,7 @@ impl UpstreamSession {
 /// Bytes of a list without subscriptions.
 const LIST_BYTES: usize = 32 + 10 * MAX_RECEIVED as usize;
 
-/// Whether a subscription is one of those that RabbitMQ's own listener makes of a binding: it need not be listed.
+/// Whether a subscription is what RabbitMQ's own listener derives from a binding, and so need not be in the list.
 fn is_plain(subscription: &Subscription) -> bool {
     let SubscribeOptions { qos, no_local, retain_as_published, .. } = subscription.options;
     let is_bare = !no_local && !retain_as_published && subscription.identifier.is_none();

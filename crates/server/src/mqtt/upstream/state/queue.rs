@@ -1,4 +1,4 @@
-//! A state queue: what was read from it, what this connection has written to it, and the channel on which it is consumed.
+//! A state queue: what this connection has read from it and written to it, and the channel on which it is consumed.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -16,43 +16,43 @@ use crate::upstream::client::{AmqpClient, ContentMethod, ReceivedMessage, announ
 /// The number of the channel on which the queue is declared and consumed.
 pub(in super::super) const STATE: u16 = 5;
 
-/// The number of the channel on which the first list is published: a client without permission for that learns it there, where
-/// nothing else is refused along.
+/// The number of the channel on which the first list is published. If the client may not publish to the queue, only this
+/// channel is closed, and no other message is affected.
 pub(in super::super) const OPENING: u16 = 6;
 
-/// Records that are not acknowledged: few enough for a consumer on a shared connection. There are never more in the queue.
+/// Prefetch: few enough unacknowledged records for a consumer on a shared connection. The queue never has more of them.
 const WINDOW: u16 = 256;
 
-/// Records in the queue at which a new list is written, so that those in front of it can be removed.
+/// Records in the queue at which a new list is written, so that the records before it can be removed.
 const LISTED: usize = 64;
 
 /// Records in the queue at which the client's messages wait until some are removed.
 const FULL: usize = 192;
 
-/// Time that a confirmed list may take to come back, in which the pool looks for a queue whose node is away. A list that does
-/// not come was lost upstream, and no record would be removed any more.
+/// The time within which a confirmed list has to be delivered, including the pool's search for a queue whose node is
+/// down. If it is not delivered the upstream has lost it, and records could never be removed again.
 const RETURN_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// As that of the session's queue.
+/// The session's queue's consumer tag.
 const TAG: &str = "mqtt";
 
 /// The state queue of a session.
 pub(in super::super) struct StateQueue {
     name: Box<str>,
-    /// Its time without a consumer, in milliseconds, if it is declared here.
+    /// `x-expires` in milliseconds, if the queue is declared by this connection.
     expires: Option<u64>,
     usage: StateUsage,
     phase: StatePhase,
     channel: StateChannel,
-    /// Methods that are to be sent, in their order.
+    /// Methods to send, in order.
     steps: VecDeque<StateStep>,
-    /// Acknowledgements that are to be sent: a delivery tag, and whether it includes those before it.
+    /// Acknowledgements to send: the delivery tag, and whether it is `multiple`.
     acks: Vec<(u64, bool)>,
     /// The first list, until the upstream has answered it.
     first: Option<Vec<u8>>,
-    /// Whether the consumer is to be stopped once all records are confirmed.
+    /// Whether the consumer has to be closed once all records are confirmed.
     is_ending: bool,
-    /// The digests of messages that the client has published and not released, by packet identifier.
+    /// The digests of unreleased messages from the client, by packet identifier.
     received: BTreeMap<u16, u64>,
     /// The last list that was read, until it is taken.
     list: Option<StateList>,
@@ -62,35 +62,35 @@ pub(in super::super) struct StateQueue {
 /// The records in the queue.
 #[derive(Default)]
 struct StateLog {
-    /// This connection among those that have written some.
+    /// The random number that identifies this connection in its records.
     connection: u64,
-    /// The number of the last record of this connection, and of the last that is confirmed.
+    /// The number of this connection's last record, and of its last confirmed one.
     last: u64,
     confirmed: u64,
-    /// The number of the list from which on records are in the queue; 0 while those of earlier connections are.
+    /// The number of the list at the queue's front; 0 while records of earlier connections are in the queue.
     first: u64,
-    /// The number of a list that was written after that, if any.
+    /// The number of a later list that was written, if any.
     list: Option<u64>,
-    /// The number of the last list that has come back, with its delivery tag.
+    /// The number and the delivery tag of the last list of this connection that was delivered.
     returned: Option<(u64, u64)>,
     /// Records of earlier connections.
     earlier: HashSet<RecordId>,
-    /// The first of them that was delivered, and the last.
+    /// The first and the last delivered record of earlier connections.
     delivered: Option<(RecordId, RecordId)>,
-    /// Number of messages in the queue when it began to be read, without those that were removed since.
+    /// Number of messages in the queue when its reading began, without those removed since.
     found: u32,
-    /// Delivery tags of records that are not acknowledged.
+    /// Delivery tags of unacknowledged records.
     unacked: VecDeque<u64>,
-    /// When the list has to be back that is confirmed and is not.
+    /// The time by which the confirmed list has to be delivered.
     overdue: Option<Instant>,
 }
 
-/// How far the queue is used.
+/// Whether the queue is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StateUsage {
-    /// Nothing was to be kept so far.
+    /// There has been nothing to store.
     Unused,
-    /// It is being declared, and its first list confirmed.
+    /// It is being declared, or its first list is unconfirmed.
     Opening,
     Ready,
     /// The upstream has refused it.
@@ -99,7 +99,7 @@ pub(super) enum StateUsage {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in super::super) enum StatePhase {
-    /// Nothing was asked.
+    /// No request was made.
     None,
     Finding,
     Found {
@@ -107,16 +107,16 @@ pub(in super::super) enum StatePhase {
         consumers: u32,
     },
     Missing,
-    /// This number of messages is still to come.
+    /// This many messages have yet to be delivered.
     Reading {
         left: u32,
     },
     Consuming,
     Declaring,
     Deleting,
-    /// Until channel.close-ok: all records return to the queue.
+    /// Until channel.close-ok: all records are requeued.
     Returning,
-    /// They have returned.
+    /// The channel is closed, and the records are requeued.
     Stopped,
 }
 
@@ -126,7 +126,7 @@ enum StateStep {
     Declare,
     Consume,
     Delete,
-    /// Ends the consumer, and returns all records to the queue.
+    /// Closes the channel, which requeues all records.
     Close,
 }
 
@@ -144,7 +144,7 @@ enum StateChannel {
 pub(in super::super) enum StateEvent {
     /// The first list is confirmed.
     Opened,
-    /// The upstream has refused the queue, or its first list.
+    /// The upstream has refused the queue or its first list.
     Refused(Fault),
     /// The queue is not consumed any more, or cannot be read.
     Lost(Fault),
@@ -153,7 +153,7 @@ pub(in super::super) enum StateEvent {
 impl Default for StateQueue {
     /// A queue of which nothing is known.
     fn default() -> Self {
-        // Another connection has another number, as good as certain.
+        // Practically unique among connections.
         let log = StateLog { connection: RandomState::new().hash_one(0), ..StateLog::default() };
         Self {
             name: Box::default(),
@@ -173,14 +173,14 @@ impl Default for StateQueue {
 }
 
 impl StateQueue {
-    /// Asks whether the queue is there; [`Self::phase`] has the answer.
+    /// Requests whether the queue exists; [`Self::phase`] has the answer.
     pub(in super::super) fn find(&mut self, name: &str) {
         self.name = name.into();
         self.phase = StatePhase::Finding;
         self.steps.push_back(StateStep::Find);
     }
 
-    /// Starts to consume from a queue that was found, and reads this number of messages.
+    /// Starts to consume a queue that was found, and to read its `messages`.
     pub(super) fn read(&mut self, messages: u32) {
         self.usage = StateUsage::Ready;
         self.log.found = messages;
@@ -199,7 +199,7 @@ impl StateQueue {
         self.log = StateLog { connection: self.log.connection, ..StateLog::default() };
     }
 
-    /// Declares the queue, with a list of the subscriptions.
+    /// Declares the queue, with a first list.
     pub(super) fn open<'s>(
         &mut self,
         name: &str,
@@ -222,7 +222,7 @@ impl StateQueue {
         self.phase
     }
 
-    /// Its name, if it is there or may be.
+    /// The queue's name, if it exists or may exist.
     pub(in super::super) fn name(&self) -> Option<&str> {
         matches!(self.usage, StateUsage::Opening | StateUsage::Ready).then_some(&*self.name)
     }
@@ -236,28 +236,28 @@ impl StateQueue {
         self.list.take()
     }
 
-    /// The packet identifiers of the messages that the client has not released.
+    /// The packet identifiers of unreleased messages.
     pub(super) fn received(&self) -> impl Iterator<Item = u16> {
         self.received.keys().copied()
     }
 
-    /// The digest of a message that the client has not released.
+    /// The digest of an unreleased message.
     pub(in super::super) fn digest(&self, packet_id: u16) -> Option<u64> {
         self.received.get(&packet_id).copied()
     }
 
-    /// How many messages the client has not released.
+    /// The number of unreleased messages.
     pub(super) fn unreleased(&self) -> usize {
         self.received.len()
     }
 
-    /// Whether there may be another record. A list that is due goes first: copies of the records in front of it, which the pool
-    /// makes when it loses its connection, must not keep it out of the window.
+    /// Whether another record may be written. A list that is due goes first. If the pool loses its connection it
+    /// publishes copies of unconfirmed records, and these must not fill the window before the list.
     pub(in super::super) fn has_capacity(&self) -> bool {
         self.log.len() < FULL && !self.wants_list()
     }
 
-    /// Whether something here waits for the upstream.
+    /// Whether an answer of the upstream is outstanding, or records have to wait.
     pub(in super::super) fn is_waiting(&self) -> bool {
         let is_idle = matches!(
             self.phase,
@@ -266,24 +266,24 @@ impl StateQueue {
         !is_idle || self.usage == StateUsage::Opening || !self.has_capacity()
     }
 
-    /// Whether a list is to be written, so that records can be removed.
+    /// Whether a list has to be written, so that records can be removed.
     pub(super) fn wants_list(&self) -> bool {
         self.usage == StateUsage::Ready && self.log.len() >= LISTED && self.log.list.is_none()
     }
 
-    /// The next record: the client has published a message. Returns its number and its bytes.
+    /// The record of a message that the client has published. Returns its number and its bytes.
     pub(super) fn write_received(&mut self, packet_id: u16, digest: u64) -> (u64, Vec<u8>) {
         self.received.insert(packet_id, digest);
         self.write(&StateRecord::Received { packet_id, digest })
     }
 
-    /// The next record: the client has released a message.
+    /// The record of a message that the client has released. Returns its number and its bytes.
     pub(in super::super) fn write_released(&mut self, packet_id: u16) -> (u64, Vec<u8>) {
         self.received.remove(&packet_id);
         self.write(&StateRecord::Released { packet_id })
     }
 
-    /// The next record: a list of everything.
+    /// A list of the whole state. Returns its number and its bytes.
     pub(super) fn write_list<'s>(
         &mut self,
         has_queue: bool,
@@ -300,7 +300,7 @@ impl StateQueue {
         (id.number, record.encode(id))
     }
 
-    /// The upstream has confirmed the record with this number, and those before it.
+    /// Handles the confirm of the record with this number and of those before it.
     pub(in super::super) fn confirmed(&mut self, number: u64) {
         self.log.confirmed = self.log.confirmed.max(number);
         self.log.trim(&mut self.acks);
@@ -311,22 +311,22 @@ impl StateQueue {
         number <= self.log.confirmed
     }
 
-    /// Stops consuming once everything that was published is confirmed: then the next connection reads all of it.
+    /// Closes the consumer once everything that was published is confirmed, so that the next connection reads all of it.
     pub(in super::super) fn stop(&mut self) {
         self.is_ending = true;
     }
 
-    /// Whether there is no consumer, and no record that is not in the queue.
+    /// Whether there is no consumer, and all records are in the queue.
     pub(in super::super) fn is_stopped(&self) -> bool {
         matches!(self.phase, StatePhase::None | StatePhase::Missing | StatePhase::Stopped)
     }
 
-    /// When to call [`Self::send`] at the latest.
+    /// The latest time at which to call [`Self::send`].
     pub(in super::super) fn next_deadline(&self) -> Option<Instant> {
         self.log.overdue
     }
 
-    /// Sends what is to be sent. `is_settled` says that everything that was published is confirmed.
+    /// Sends pending methods. `is_settled` if everything that was published is confirmed.
     pub(in super::super) fn send(
         &mut self,
         client: &mut AmqpClient,
@@ -380,7 +380,7 @@ impl StateQueue {
             }
             StateStep::Declare => {
                 let expires = self.expires.and_then(|expires| i64::try_from(expires).ok());
-                // Two servers that both believe that they have the client do not divide the records among them.
+                // If two servers both consider themselves the client's, the records are not divided among them.
                 let single = ("x-single-active-consumer", FieldValue::Boolean(true));
                 let expires = expires.map(|expires| ("x-expires", FieldValue::I64(expires)));
                 let arguments: FieldTable = std::iter::once(single).chain(expires).collect();
@@ -402,7 +402,7 @@ impl StateQueue {
         }
     }
 
-    /// Stops the consumer, if there is one.
+    /// Closes the consumer, if there is one.
     fn end(&mut self) {
         match self.phase {
             StatePhase::Reading { .. } | StatePhase::Consuming => {
@@ -416,7 +416,7 @@ impl StateQueue {
         }
     }
 
-    /// Handles a method of the upstream on the channel of the queue, or of its first list.
+    /// Handles a method of the upstream on the queue's channel or on that of its first list.
     pub(in super::super) fn handle(&mut self, number: u16, method: &Method<'_>) -> Option<StateEvent> {
         if number == OPENING {
             return self.handle_opening(method);
@@ -450,7 +450,7 @@ impl StateQueue {
         None
     }
 
-    /// The upstream has closed the channel.
+    /// Handles the closing of the channel by the upstream.
     fn closed(&mut self, fault: Fault) -> Option<StateEvent> {
         let phase = std::mem::replace(&mut self.phase, StatePhase::Stopped);
         self.channel = StateChannel::Closed;
@@ -462,7 +462,7 @@ impl StateQueue {
                 None
             }
             StatePhase::Declaring if fault.code == ReplyCode::PreconditionFailed => {
-                // Declared otherwise meanwhile, it is used as it is.
+                // Another connection has declared it with other arguments; it is used as it is.
                 self.phase = StatePhase::Consuming;
                 self.steps.push_back(StateStep::Consume);
                 None
@@ -499,7 +499,7 @@ impl StateQueue {
         Some(self.first_list_refused(fault))
     }
 
-    /// The upstream has found no queue for the first list.
+    /// Handles the return of the first list because the queue does not exist.
     pub(in super::super) fn first_list_returned(&mut self) -> Option<StateEvent> {
         let fault = Fault::new(ReplyCode::NotFound, "the state queue is gone");
         (self.usage == StateUsage::Opening).then(|| self.first_list_refused(fault))
@@ -508,7 +508,7 @@ impl StateQueue {
     fn first_list_refused(&mut self, fault: Fault) -> StateEvent {
         self.usage = StateUsage::Refused;
         self.first = None;
-        // Without a list it says nothing.
+        // A queue without a list has no state.
         self.phase = StatePhase::Deleting;
         self.steps.push_back(StateStep::Delete);
         StateEvent::Refused(fault)
@@ -524,7 +524,7 @@ impl StateQueue {
         if let StatePhase::Reading { left } = &mut self.phase
             && let Some((id, _)) = &decoded
             && redelivered
-            && self.log.begins_again(*id)
+            && self.log.restarts_at(*id)
         {
             *left = self.log.found;
             self.log.unacked.clear();
@@ -541,7 +541,7 @@ impl StateQueue {
                     self.apply(record);
                 }
             }
-            // Others have written it, or it was removed before.
+            // Published by somebody else, or removed from the log before.
             Some(_) | None => {
                 self.log.found = self.log.found.saturating_sub(1);
                 self.log.acknowledge_one(delivery_tag, &mut self.acks);
@@ -552,7 +552,8 @@ impl StateQueue {
             _ => self.log.earlier.len(),
         };
         if read >= usize::from(WINDOW) {
-            // More than a server leaves there, which may be copies: the rest would not come.
+            // More than a server writes, so it may be copies. They are acknowledged, since the rest would not be
+            // delivered otherwise.
             self.log.earlier = HashSet::new();
             self.log.acknowledge_before(u64::MAX, &mut self.acks);
         }
@@ -588,26 +589,26 @@ impl StateLog {
 
     /// Number of records in the queue.
     fn len(&self) -> usize {
-        // Fits: there are never more than the window, and those that one read of the client's makes.
+        // Fits in a `usize`: at most the window plus the records of one read of the client's input.
         let own = if self.first == 0 { self.last } else { self.last + 1 - self.first };
         self.earlier.len() + own as usize
     }
 
-    /// Whether the whole queue is delivered again, from this record on: the connection upstream was lost while it was read.
-    /// Records that come twice may also be copies in the queue, which the pool of the connection that wrote them has made when
-    /// it was lost. These begin behind the first record, unless they are of it alone and follow it.
-    fn begins_again(&self, id: RecordId) -> bool {
+    /// Whether the queue is being delivered again from this record on, because the upstream connection was lost during
+    /// the reading. A record may also come twice because the pool, when its connection was lost, has published a copy.
+    /// Copies start after the first record, except a copy of the first record alone, which directly follows it.
+    fn restarts_at(&self, id: RecordId) -> bool {
         self.delivered.is_some_and(|(first, last)| first == id && last != id)
     }
 
-    /// A record of this connection has come back; again after the connection upstream was lost.
+    /// Handles the delivery of a record of this connection, possibly repeated after a loss of the upstream connection.
     fn returned(&mut self, number: u64, is_list: bool, delivery_tag: u64) {
         if is_list && number >= self.first {
             self.returned = Some((number, delivery_tag));
         }
     }
 
-    /// Removes all records in front of the last list, once it is confirmed.
+    /// Removes all records before the last delivered list, once that is confirmed.
     fn trim(&mut self, acks: &mut Vec<(u64, bool)>) {
         let Some((number, delivery_tag)) = self.returned.filter(|(number, _)| *number <= self.confirmed)
         else {
@@ -620,7 +621,7 @@ impl StateLog {
         self.acknowledge_before(delivery_tag, acks);
     }
 
-    /// Acknowledges all records that were delivered before this one.
+    /// Acknowledges all records that were delivered before this delivery tag.
     fn acknowledge_before(&mut self, delivery_tag: u64, acks: &mut Vec<(u64, bool)>) {
         let mut last = None;
         while let Some(tag) = self.unacked.pop_front_if(|tag| *tag < delivery_tag) {
@@ -635,7 +636,7 @@ impl StateLog {
     }
 }
 
-/// Publishes a record; one for which there is no queue is returned.
+/// Publishes a record, as mandatory: it is returned if the queue does not exist.
 pub(in super::super) fn publish(client: &mut AmqpClient, number: u16, queue: &str, record: &[u8]) {
     let mut properties = Vec::new();
     Properties::default().with_delivery_mode(PERSISTENT).encode(&mut properties);

@@ -9,34 +9,34 @@ use transport::Outbox;
 use super::queue::{StatePhase, StateQueue};
 use crate::mqtt::upstream::session_takeover::EarlierConsumer;
 
-/// How far the state queue of a client that is about to be admitted was read.
+/// The progress of reading a client's state queue before its admission.
 #[derive(Default)]
 pub(in super::super) struct StateReading {
-    /// The wait for the client's earlier connection.
+    /// The wait for the consumer of the client's earlier connection.
     earlier: EarlierConsumer,
-    /// How often the queue was found without a message.
+    /// How often the queue was found empty.
     empty: u32,
 }
 
-/// How often an empty queue is looked at again.
+/// How often an empty queue is checked again.
 const MAX_EMPTY: u32 = 3;
 
-/// The outcome of a step of it.
+/// The result of a step.
 #[derive(Debug, PartialEq, Eq)]
 pub(in super::super) enum ReadState {
-    /// The upstream is asked.
-    Waits,
-    /// There is no such queue, or it is not the user's.
+    /// Waits for the upstream.
+    Pending,
+    /// There is no such queue, or the user has no permission for it.
     Absent,
-    /// It was read to its end.
+    /// The queue was read to its end.
     Read,
-    /// Another connection does not give it up.
+    /// Another connection keeps consuming from it.
     InUse,
 }
 
 impl StateReading {
-    /// Continues. `is_found` says that the session's queue is there: a session that had one and has lost it has ended
-    /// elsewhere.
+    /// Advances. `is_found` says that the session's queue exists: if a session had one and lost it, the session has
+    /// ended.
     pub(in super::super) fn advance(
         &mut self,
         state: &mut StateQueue,
@@ -52,31 +52,31 @@ impl StateReading {
             StatePhase::Missing => ReadState::Absent,
             StatePhase::Found { consumers, messages } => {
                 if self.earlier.is_pausing() {
-                    return ReadState::Waits;
+                    return ReadState::Pending;
                 }
-                // There is always a list, which may be on its way back from a connection that was lost.
+                // There is always a list. It may be unacknowledged by a lost connection, and about to be requeued.
                 let is_returning = messages == 0 && self.empty < MAX_EMPTY;
                 self.empty += u32::from(is_returning);
                 if self.earlier.pause(consumers > 0 || is_returning, outbox) {
-                    return ReadState::Waits;
+                    return ReadState::Pending;
                 }
                 if consumers > 0 {
                     return ReadState::InUse;
                 }
                 state.read(messages);
                 outbox.nudge();
-                ReadState::Waits
+                ReadState::Pending
             }
             StatePhase::Consuming if !is_found && state.list().is_some_and(|list| list.has_queue) => {
                 self.discard(state, outbox);
-                ReadState::Waits
+                ReadState::Pending
             }
             StatePhase::Consuming => ReadState::Read,
-            _ => ReadState::Waits,
+            _ => ReadState::Pending,
         }
     }
 
-    /// Deletes the queue, so that it will be absent.
+    /// Deletes the queue; the next step finds it absent.
     pub(in super::super) fn discard(&self, state: &mut StateQueue, outbox: &Arc<Outbox>) {
         state.delete();
         outbox.nudge();
@@ -84,7 +84,7 @@ impl StateReading {
 }
 
 impl StateQueue {
-    /// The session with what was read. `session` is what this server knows of it.
+    /// The session with the state that was read. `session` is what this server knows of it.
     pub(in super::super) fn restore(&mut self, mut session: Session) -> Session {
         if let Some(list) = self.take_list() {
             session = Session::new();
@@ -97,7 +97,7 @@ impl StateQueue {
     }
 }
 
-/// The fault of a client whose state queue another connection does not give up.
+/// The fault for a client whose state queue another connection keeps consuming from.
 pub(in super::super) fn in_use() -> Fault {
     Fault::new(ReplyCode::ResourceLocked, "another connection of the client has its state queue")
 }

@@ -1,4 +1,4 @@
-//! The messages of a state queue.
+//! The format of the messages of a state queue.
 //!
 //! ```text
 //! u8   layout
@@ -14,30 +14,31 @@
 //!      released  u16 packet identifier
 //! ```
 //!
-//! Integers are big-endian. Other clients that may publish to the queue can write anything: all that is not valid is ignored.
+//! Integers are big-endian. Other clients with permission may publish anything to the queue: invalid messages are
+//! ignored.
 
 use mqtt::session::Subscription;
 
-/// The first byte; a later layout has a higher one.
+/// The first byte; later layouts have higher ones.
 const LAYOUT: u8 = 1;
 
 const LIST: u8 = 0;
 const RECEIVED: u8 = 1;
 const RELEASED: u8 = 2;
 
-/// Most messages of QoS 2 that a client may have published and not released, all of which are in each list.
+/// The maximum of unreleased QoS 2 messages of a client, all of which are in each list.
 pub(in super::super) const MAX_RECEIVED: u16 = 1024;
 
-/// Bytes of the longest list: one is held whole here, and passes over connections that are shared.
+/// The maximum size of a list in bytes: it is held in memory as a whole, and passes through shared connections.
 pub(super) const MAX_LIST: usize = 512 * 1024;
 
 /// The highest Subscription Identifier (MQTT 5.0, section 3.8.2.1.2).
 const MAX_IDENTIFIER: u32 = 268_435_455;
 
-/// The identity of a message of a state queue.
+/// The identity of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct RecordId {
-    /// The connection that has written it, by a random number.
+    /// The random number of the connection that wrote it.
     pub(super) connection: u64,
     pub(super) number: u64,
 }
@@ -47,18 +48,18 @@ pub(super) struct RecordId {
 pub(super) enum StateRecord {
     /// The whole state.
     List(StateList),
-    /// The client has published a message of QoS 2.
+    /// The client has published a QoS 2 message.
     Received { packet_id: u16, digest: u64 },
-    /// The client has released it.
+    /// The client has released the message.
     Released { packet_id: u16 },
 }
 
 /// The whole state of a session.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct StateList {
-    /// Whether the session has a queue for messages of QoS 1.
+    /// Whether the session has a queue for QoS 1 messages.
     pub(super) has_queue: bool,
-    /// The messages of QoS 2 that the client has not released.
+    /// The packet identifier and digest of each unreleased QoS 2 message.
     pub(super) received: Vec<(u16, u64)>,
     pub(super) subscriptions: Vec<(Box<str>, Subscription)>,
 }
@@ -84,7 +85,7 @@ impl StateRecord {
         }
     }
 
-    /// Decodes a message; `None` if it is none of these.
+    /// Decodes a message; `None` if it is invalid.
     pub(super) fn decode(bytes: &[u8]) -> Option<(RecordId, Self)> {
         let mut reader = RecordReader(bytes);
         let [LAYOUT, kind] = reader.array()? else { return None };
@@ -99,7 +100,7 @@ impl StateRecord {
     }
 }
 
-/// Encodes a list; the filters are shorter than MQTT's strings.
+/// Encodes a list. Filters are no longer than MQTT's strings.
 pub(super) fn encode_list<'s>(
     id: RecordId,
     has_queue: bool,
@@ -166,7 +167,7 @@ impl<'a> RecordReader<'a> {
         let received =
             (0..count).map(|_| Some((self.packet_id()?, self.u64()?))).collect::<Option<Vec<_>>>()?;
         let count = u32::from_be_bytes(self.array()?);
-        // Not allocated ahead: the number may be more than there is.
+        // Not preallocated: the number may be larger than the rest of the message.
         let mut subscriptions = Vec::new();
         for _ in 0..count {
             subscriptions.push(self.subscription()?);
@@ -187,13 +188,13 @@ impl<'a> RecordReader<'a> {
     }
 }
 
-/// A digest of a message's topic and payload, by which a client's message is told from another one with its packet identifier
-/// (FNV-1a with 64 bits: all servers have to agree on it, and a client can deceive only itself).
+/// A digest of a message's topic and payload, which distinguishes a client's messages with one packet identifier. FNV-1a
+/// with 64 bits, so that all servers agree on it; a client that forges collisions harms only itself.
 pub(super) fn digest(topic: &str, payload: &[u8]) -> u64 {
     const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
     const PRIME: u64 = 0x0100_0000_01b3;
     let step = |digest: u64, byte: &u8| (digest ^ u64::from(*byte)).wrapping_mul(PRIME);
-    // No topic has a zero byte.
+    // A topic contains no zero byte.
     [topic.as_bytes(), &[0], payload].into_iter().flatten().fold(OFFSET, step)
 }
 
@@ -239,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn no_byte_of_a_record_makes_more_of_it_than_it_holds() {
+    fn corrupted_records_decode_to_valid_lists_or_nothing() {
         let bytes = list().encode(ID);
         for at in 0..bytes.len() {
             for value in [0, 1, 0x2b, 0x7f, 0x80, 0xff] {
@@ -287,7 +288,7 @@ mod tests {
         ] {
             assert_eq!(StateRecord::decode(&hostile), None, "{:.60}", hostile.escape_ascii());
         }
-        // More subscriptions than there are.
+        // A count above the number of subscriptions.
         let mut bytes = StateRecord::List(StateList::default()).encode(ID);
         let end = bytes.len();
         bytes[end - 4..].copy_from_slice(&u32::MAX.to_be_bytes());
@@ -300,7 +301,7 @@ mod tests {
         let digests: std::collections::BTreeSet<u64> =
             all.iter().map(|(topic, payload)| digest(topic, payload.as_bytes())).collect();
         assert_eq!(digests.len(), all.len());
-        // As every release has to compute it.
+        // Every release must compute the same.
         assert_eq!(digest("", b""), 0xaf63_bd4c_8601_b7df);
     }
 }

@@ -1,7 +1,7 @@
-//! State queues that nobody gives up although nobody has them any more.
+//! State queues with a consumer that no connection has any more.
 //!
-//! A quorum queue of RabbitMQ may keep the consumer of a channel that has gone when nodes of its cluster were killed (issue
-//! 15473 of rabbitmq-server). Its client would be refused for ever, so that at some time the queue is deleted instead.
+//! When nodes of a RabbitMQ cluster are killed, a quorum queue may keep the consumer of a closed channel (issue 15473 of
+//! rabbitmq-server). Its client would be refused forever, so after some time the queue is deleted instead.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,14 +10,15 @@ use broker::Timestamp;
 
 use crate::mqtt::session_ownership::Owner;
 
-/// Milliseconds for which a client is refused. A server that is cut off has lost its connection by then, and its consumers with
-/// it: RabbitMQ closes a connection on which nothing comes for its heartbeat timeout, 60 s by default.
+/// Milliseconds for which a client is refused. A server that is cut off has lost its consumers by then: RabbitMQ closes a
+/// silent connection after its heartbeat timeout, 60 s by default.
 pub(in super::super) const STALE_TIMEOUT: u64 = 3 * 60 * 1000;
 
-/// Milliseconds between two attempts of a client after which the time begins anew: another server may have admitted it.
+/// Milliseconds between two attempts of a client after which its time starts again: another server may have admitted it
+/// meanwhile.
 const MAX_GAP: u64 = 2 * 60 * 1000;
 
-/// Clients that are known to be refused; of more, the time does not count.
+/// The maximum of remembered refused clients. The time of further ones is not measured.
 const MAX_REFUSED: usize = 10_000;
 
 /// The clients that were refused because another connection consumes from their state queue.
@@ -33,7 +34,7 @@ struct Refused {
 }
 
 impl StaleConsumers {
-    /// A client is about to be refused. Returns true if it has been for [`STALE_TIMEOUT`], again and again.
+    /// Called before a client is refused. Returns true if it has been refused for [`STALE_TIMEOUT`] without a long gap.
     pub(in super::super) fn refuse(&mut self, owner: &Arc<Owner>, now: Timestamp) -> bool {
         if self.refused.len() >= MAX_REFUSED {
             self.refused.retain(|_, refused| now < refused.last.after(MAX_GAP));
@@ -51,7 +52,7 @@ impl StaleConsumers {
         false
     }
 
-    /// The client's state queue is its own again.
+    /// Called when the client has its state queue again.
     pub(in super::super) fn forget(&mut self, owner: &Owner) {
         self.refused.remove(owner);
     }

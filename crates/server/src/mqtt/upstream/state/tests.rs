@@ -27,7 +27,7 @@ use crate::upstream::client::{ContentMethod, ReceivedMessage};
 
 const NAME: &str = "mqtt-subscription-meqos2";
 const NOW: Timestamp = Timestamp(0);
-/// Flags and list of no properties.
+/// The encoded flags and list of empty properties.
 const PLAIN: [u8; 2] = [0; 2];
 
 struct World {
@@ -52,7 +52,7 @@ impl World {
         broker
     }
 
-    /// A connection that has asked for the queue.
+    /// A connection that has requested the queue.
     fn link(&mut self) -> Link {
         self.clients += 1;
         let mut uplink = uplink(&self.shared, self.clients);
@@ -62,7 +62,7 @@ impl World {
         link
     }
 
-    /// A connection that has found the queue and read it.
+    /// A connection that has found and read the queue.
     fn resumed(&mut self) -> (Link, Session) {
         let mut link = self.link();
         let (mut reading, outbox) = (StateReading::default(), Arc::new(Outbox::new(1)));
@@ -77,7 +77,7 @@ impl World {
         self.broker().vhost("/").unwrap()
     }
 
-    /// Makes a policy for one queue.
+    /// Sets a policy for one queue.
     fn apply(&self, queue: &str, definition: serde_json::Value) {
         let definition = definition.as_object().unwrap();
         let definition = PolicyDefinition::parse(definition, Compatibility::V3_10).unwrap();
@@ -86,7 +86,7 @@ impl World {
         self.vhost().set_policy(policy, NOW);
     }
 
-    /// A queue that the client's messages go to, and that refuses them.
+    /// Binds a queue to the client's messages that refuses them.
     fn refuse(&self) {
         let declare = QueueDeclare { name: "full", ..Default::default() };
         self.vhost().declare_queue(SessionId(0), &declare, NOW).unwrap();
@@ -104,7 +104,7 @@ impl World {
 }
 
 impl Link {
-    /// Lets both sides continue until there is nothing to do.
+    /// Runs both sides until they are idle.
     fn settle(&mut self) {
         for _ in 0..8 {
             self.uplink.take_turn(Waker::noop(), Instant::now()).unwrap();
@@ -162,7 +162,7 @@ impl Link {
     }
 }
 
-/// A policy by which a queue takes no message.
+/// A policy with which a queue refuses every message.
 fn refusing() -> serde_json::Value {
     serde_json::json!({"max-length": 0, "overflow": "reject-publish"})
 }
@@ -213,7 +213,7 @@ fn records_are_removed_when_a_later_list_is_confirmed() {
     link.leave();
     let (mut next, session) = world.resumed();
     assert!(session.received().eq((5..=500).step_by(5)));
-    // The records of another connection are removed by the first list of this one.
+    // The first list of this connection removes the records of the other one.
     for packet_id in (5..=500).step_by(5) {
         next.release(packet_id);
         next.keep(&[]);
@@ -226,7 +226,7 @@ fn records_are_removed_when_a_later_list_is_confirmed() {
 }
 
 #[test]
-fn a_list_goes_in_front_of_many_records_and_they_fill_a_part_of_the_window() {
+fn a_list_precedes_pending_records_which_fill_part_of_the_window() {
     let mut world = World::new();
     let mut link = world.link();
     link.open(&[]);
@@ -257,7 +257,7 @@ fn a_list_that_was_lost_upstream_ends_the_session() {
     let mut world = World::new();
     let mut link = world.link();
     link.open(&[]);
-    // As if RabbitMQ had confirmed it, and lost it with a node.
+    // As if RabbitMQ had confirmed the list, and then lost it with a node.
     let (number, _) = link.uplink.state().write_list(false, std::iter::empty());
     link.uplink.state().confirmed(number);
     link.settle();
@@ -298,7 +298,7 @@ async fn the_next_connection_does_not_take_a_message_that_was_never_confirmed_fo
     link.publish(1, 10);
     link.settle();
     link.publish(2, 20);
-    // Its answer has not been read.
+    // The confirm has not been read.
     assert!(!link.uplink.is_settled());
     link.uplink.revoke_unconfirmed().await.unwrap();
     link.leave();
@@ -329,7 +329,8 @@ async fn a_queue_without_a_list_is_looked_at_again() {
     link.open(&[("live/+", live())]);
     link.publish(1, 7);
     link.settle();
-    // Its records are with a connection that RabbitMQ does not know to be lost, and whose consumer it has removed.
+    // Its records are unacknowledged by a connection that RabbitMQ has not yet found to be lost, and whose consumer it
+    // has removed.
     let mut next = world.link();
     let (mut reading, outbox) = (StateReading::default(), Arc::new(Outbox::new(1)));
     next.uplink.state().find(NAME);
@@ -372,7 +373,7 @@ fn messages_of_others_are_removed_and_those_of_a_server_are_not() {
     assert_eq!(world.count(), Some(2));
 }
 
-/// The queue when this number of messages is found there, and these are then delivered; and whether all were read after each.
+/// A queue in which `messages` were found and `delivered` arrive. Returns whether all were read, after each.
 fn read(messages: u32, delivered: &[&[u8]]) -> (StateQueue, Vec<bool>) {
     let mut state = StateQueue::default();
     state.find(NAME);
@@ -389,7 +390,7 @@ fn read(messages: u32, delivered: &[&[u8]]) -> (StateQueue, Vec<bool>) {
     (state, is_read)
 }
 
-/// A list with one subscription, and records of this number of messages behind it.
+/// A list with one subscription, followed by the records of this many messages.
 fn records(messages: u16) -> Vec<Vec<u8>> {
     let mut state = StateQueue::default();
     let list = state.write_list(false, [("live/+", live())].into_iter()).1;
@@ -405,7 +406,7 @@ fn a_queue_is_read_to_its_end_though_the_connection_upstream_is_lost_meanwhile()
     assert_eq!(is_read, [false, false, false, false, false, false, false, true]);
     let session = state.restore(Session::new());
     assert!(session.received().eq(1..=3) && session.subscription_count() == 1);
-    // With a copy of the first record, and the list behind others.
+    // With a copy of the first record, and with the list after other records.
     let (_, is_read) = read(3, &[list, list, first, list, list, first]);
     assert_eq!(is_read.iter().position(|is_read| *is_read), Some(2));
     let (_, is_read) = read(4, &[list, list, first, list, list, first, second]);

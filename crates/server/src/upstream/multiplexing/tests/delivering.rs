@@ -1,4 +1,4 @@
-//! Messages on their way to the subscribers.
+//! The delivery of messages to subscribers.
 
 use amqp::{FieldTable, FieldValue, Properties, RawTable, frame};
 use broker::{Binding, SessionId};
@@ -100,7 +100,7 @@ async fn a_message_counts_by_its_keys_wherever_it_comes_from_unless_it_was_sent_
     let queue = site.upstream.queues().remove(0);
     site.publish_to("", queue.name(), "by its name");
     settle().await;
-    // As from an exchange that is bound to amq.topic.
+    // As for an exchange that is bound to amq.topic.
     let (source, destination) = ("amq.fanout", queue.name());
     let binding = Binding { source, destination, ..Default::default() };
     // Only the session that owns the queue may bind it.
@@ -128,7 +128,7 @@ async fn a_message_keeps_its_properties_and_its_origin() {
     let subscriber = site.join();
     subscriber.subscribe("a.#", 1).await;
     let publish = basic::Publish { exchange: "amq.topic", routing_key: "a.b", ..Default::default() };
-    // Only the delivery mode.
+    // The encoded properties: delivery_mode alone.
     let properties = [0x10, 0, 2];
     let body = vec![7; 3 * FRAME_MAX as usize];
     site.publisher.publish(1, publish, &properties, &body);
@@ -165,7 +165,7 @@ async fn a_key_that_is_not_utf8_does_no_harm() {
     let subscriber = site.join();
     subscriber.subscribe("a.*", 1).await;
     site.publish("a.b", "x").await;
-    // The embedded broker takes no such key; RabbitMQ does. The tag is acknowledged already.
+    // The embedded broker refuses such a key; RabbitMQ does not. The delivery tag has been acknowledged already.
     let mut frames = Vec::new();
     let deliver =
         basic::Deliver { delivery_tag: 1, exchange: "amq.topic", routing_key: "a.?", ..Default::default() };
@@ -192,7 +192,7 @@ async fn messages_that_fill_the_way_from_the_upstream_are_followed_by_the_others
     let mut site = Site::new();
     let subscriber = site.join_with(InboxLimits { messages: 1000, bytes: 16 << 20 }, Copies::PerSubscription);
     subscriber.subscribe("k", 1).await;
-    // More than the outbox between the two takes, and fewer than may be unacknowledged.
+    // More than the outbox in between takes, and fewer than the prefetch.
     let body = "x".repeat(15_000);
     for _ in 0..300 {
         site.publish_to("amq.topic", "k", &body);

@@ -25,7 +25,7 @@ async fn a_lost_connection_is_opened_again_and_everything_bound_again() {
         site.publish("a", "published in between").await;
         tokio::time::sleep(A_WHILE).await;
         assert_eq!(site.upstream.bindings(), ["a", "b.*"]);
-        assert!((one.events(), other.events()) == (vec![], vec![]), "nobody is told");
+        assert!((one.events(), other.events()) == (vec![], vec![]), "subscribers get no event");
         site.publish("a", "x").await;
         site.publish("b.c", "y").await;
         assert_eq!((one.events(), other.events()), (vec!["1: x".into(), "2: y".into()], vec!["1: x".into()]));

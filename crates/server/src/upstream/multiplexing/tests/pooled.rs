@@ -1,4 +1,4 @@
-//! A shared queue whose connections are those of a pool, which is connected to the embedded broker within the process.
+//! A shared queue with connections of a pool, which connects to the embedded broker in process.
 
 use proxy::Pool;
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::simulated::InProcessConnector;
 use crate::upstream::multiplexing::state::IDLE_TIMEOUT;
 
-/// A site whose subscribers come through a pool.
+/// A site whose subscribers use a pool.
 struct PooledSite {
     site: Site,
     pool: Arc<Pool>,
@@ -38,7 +38,7 @@ impl PooledSite {
 #[tokio::test(start_paused = true)]
 async fn a_shared_queue_lives_on_a_connection_of_the_pool() {
     let mut pooled = PooledSite::new();
-    // The password of the user is that of the broker's default user.
+    // The user has the password of the broker's default user.
     let (one, other) = (pooled.join("guest"), pooled.join("guest"));
     one.hold.subscribe("a.#", 1);
     one.hold.subscribe("private.1", 2);

@@ -8,11 +8,11 @@ use super::*;
 const CLIENTS: u64 = 8;
 const ROUNDS: u64 = 100;
 
-/// Far more than all of it takes.
+/// Far more than the whole test takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 impl Subscriber {
-    /// Waits for this event, whatever comes before it.
+    /// Waits for this event, after any others.
     async fn expect(&self, expected: &str) {
         let comes = poll_fn(|cx| {
             self.carrier.register(cx.waker());
@@ -21,11 +21,11 @@ impl Subscriber {
             if events.any(|event| describe(&event) == expected) { Poll::Ready(()) } else { Poll::Pending }
         });
         let in_time = tokio::time::timeout(PATIENCE, comes).await;
-        assert!(in_time.is_ok(), "{expected} has not come");
+        assert!(in_time.is_ok(), "{expected} has not arrived");
     }
 }
 
-/// Subscribes again and again, to a key of its own and to one of all, and publishes to both.
+/// Subscribes repeatedly, to its own key and to a common one, and publishes to both.
 async fn come_and_go(mut site: Site, client: u64) {
     for round in 0..ROUNDS {
         let subscriber = site.join();

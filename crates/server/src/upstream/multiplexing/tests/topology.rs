@@ -1,4 +1,4 @@
-//! Queues and bindings that the upstream has for the subscribers.
+//! The queues and bindings that subscribers cause upstream.
 
 use super::*;
 use crate::upstream::multiplexing::queue::MultiplexedQueue;
@@ -58,7 +58,7 @@ async fn a_bound_key_is_answered_at_once_and_one_under_way_with_the_first() {
     let [first, second, third] = [(), (), ()].map(|()| site.join());
     first.hold.subscribe("k", 1);
     second.hold.subscribe("k", 2);
-    assert_eq!((first.events(), second.events()), (vec![], vec![]), "nobody is bound yet");
+    assert_eq!((first.events(), second.events()), (vec![], vec![]), "the key is not bound yet");
     settle().await;
     assert_eq!((first.events(), second.events()), (vec!["subscribed 1".into()], vec!["subscribed 2".into()]));
     third.hold.subscribe("k", 3);
@@ -108,7 +108,7 @@ async fn a_refused_key_is_reported_only_to_its_own_subscribers() {
     assert_eq!(events[0], [refused(2, "private.1"), "subscribed 1".into(), "subscribed 3".into()]);
     assert_eq!(events[1], [refused(4, "private.1"), refused(5, "private.2"), "subscribed 6".to_owned()]);
     assert_eq!(site.upstream.bindings(), ["public.1", "public.2", "public.3"]);
-    // The channel that was closed is open again, and a refused key may be asked for again.
+    // The closed channel is open again, and a refused key may be requested again.
     other.hold.subscribe("private.1", 7);
     one.hold.subscribe("public.4", 8);
     settle().await;
@@ -139,7 +139,7 @@ async fn a_key_is_unbound_when_nobody_has_needed_it_for_a_while() {
     other.subscribe("other", 2).await;
     one.hold.unsubscribe("k", 1);
     tokio::time::sleep(2 * IDLE_TIMEOUT).await;
-    assert_eq!(site.upstream.bindings(), ["k", "other"], "somebody needs it");
+    assert_eq!(site.upstream.bindings(), ["k", "other"], "another subscriber needs the key");
     other.hold.unsubscribe("k", 1);
     tokio::time::sleep(IDLE_TIMEOUT - Duration::from_secs(1)).await;
     assert_eq!(site.upstream.bindings(), ["k", "other"]);
@@ -184,13 +184,13 @@ async fn a_client_that_asks_for_very_many_keys_has_to_wait_for_the_upstream() {
         assert!(subscriber.hold.has_capacity());
         let key = format!("k.{number}");
         subscriber.hold.subscribe(&key, number);
-        // It would not cost less to ask for keys and not to want them.
+        // Keys that are requested and then unsubscribed count as well.
         if number % 2 == 0 {
             subscriber.hold.unsubscribe(&key, number);
         }
     }
     other.hold.subscribe("other", 1);
-    // Those that nobody wants any more were not asked for yet, as there is no connection.
+    // The unsubscribed keys have not been requested yet, as there is no connection.
     assert!(subscriber.hold.has_capacity() && other.hold.has_capacity());
     for number in 0..MAX_REQUESTED as u64 / 2 {
         subscriber.hold.subscribe(&format!("more.{number}"), number);
@@ -199,7 +199,7 @@ async fn a_client_that_asks_for_very_many_keys_has_to_wait_for_the_upstream() {
     settle().await;
     assert_eq!(subscriber.events().len(), MAX_REQUESTED);
     assert!(subscriber.hold.has_capacity());
-    // With a connection they are asked for.
+    // With a connection they are requested.
     for number in 0..MAX_REQUESTED as u64 {
         let key = format!("last.{number}");
         subscriber.hold.subscribe(&key, number);
@@ -245,7 +245,7 @@ async fn a_draining_server_closes_the_connection_when_its_clients_have_gone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_has_gone_leaves_nothing_behind() {
+async fn a_disconnected_client_leaves_nothing_behind() {
     let mut site = Site::new();
     let (one, other) = (site.join(), site.join());
     for (number, key) in ["a", "b.*", "b.#"].into_iter().enumerate() {
@@ -278,7 +278,7 @@ async fn totals_stay_when_queues_end_and_are_replaced() {
         MultiplexedTotals { queues: 1, subscribers: 2, bindings: 1, waiting_bytes: 0, counts }
     );
     drop(one);
-    // The queue is given up in the task's next turn, and is replaced at once or before that.
+    // The queue is abandoned in the task's next turn, and is replaced then or before.
     site.all.drain();
     drop(other);
     assert_eq!(site.all.totals().counts, counts);
@@ -357,10 +357,10 @@ async fn keys_of_a_missing_exchange_are_refused_and_bound_once_it_is_there() {
     site.publish_to("events", "a", "x");
     settle().await;
     assert_eq!(one.events(), ["3: x"]);
-    // The next key shows that the bindings are gone with the exchange.
+    // The next key reveals that the bindings were deleted with the exchange.
     site.upstream.delete_exchange("events");
     one.hold.subscribe("b", 4);
-    // It has connected again by then.
+    // By then it has reconnected.
     tokio::time::sleep(Duration::from_secs(6)).await;
     assert_eq!(sorted(one.events()), [format!("refused 3: {missing}"), format!("refused 4: {missing}")]);
 }

@@ -1,4 +1,4 @@
-//! Messages and answers for very many subscribers, turn by turn.
+//! Messages and answers for very many subscribers, over several turns.
 
 use bytes::Bytes;
 use sync::work;
@@ -11,7 +11,7 @@ use crate::upstream::multiplexing::queue::MultiplexedQueue;
 /// A message for all of them takes several turns.
 const SUBSCRIBERS: usize = 10_000;
 
-/// Nanoseconds over the turn's budget: one copy for a client with some subscriptions.
+/// The permitted excess over a turn's budget, in nanoseconds: one copy for a client with some subscriptions.
 const TOLERANCE: u64 = 2_000;
 
 struct Crowd {
@@ -21,7 +21,7 @@ struct Crowd {
 }
 
 impl Crowd {
-    /// A queue that was declared, whose subscribers have `keys`, all of them requested.
+    /// A declared queue, whose subscribers have requested `keys`.
     fn new(keys: &[&str]) -> Self {
         let credentials = Arc::new(Credentials::plain(USER, *b""));
         let queue = MultiplexedQueue::new(
@@ -44,7 +44,7 @@ impl Crowd {
         self.subscribers.push((inbox, hold));
     }
 
-    /// Answers all requests, and hands the answers out.
+    /// Answers all requests, and passes the answers on.
     fn bind_all(&mut self) -> usize {
         let mut requests = 0;
         while self.queue.take_requests(|_| requests += 1) {}
@@ -52,7 +52,7 @@ impl Crowd {
         self.hand_out(None, |_, _| {})
     }
 
-    /// Hands out turn by turn, with something that happens in between; returns the number of turns.
+    /// Passes messages and answers on, with `between` called between turns; returns the number of turns.
     fn hand_out(&mut self, routing_key: Option<&str>, mut between: impl FnMut(&mut Self, usize)) -> usize {
         let mut current = routing_key.and_then(|key| {
             let matched = self.queue.matching("amq.topic", key, &[])?;
@@ -135,7 +135,7 @@ async fn subscribers_come_and_go_between_the_turns_of_a_message() {
     (0..SUBSCRIBERS).for_each(|subscriber| _ = crowd.events(subscriber));
     let mut others = 0;
     crowd.hand_out(Some("a.b"), |crowd, turns| {
-        // One leaves and another takes its place; one has changed its mind about one of its keys.
+        // One leaves and another takes its slot; one has unsubscribed from one of its keys.
         drop(crowd.subscribers.swap_remove(turns));
         crowd.join(&["#"]);
         let changes = &crowd.subscribers[SUBSCRIBERS / 2 + turns].1;
@@ -153,7 +153,7 @@ async fn subscribers_come_and_go_between_the_turns_of_a_message() {
             _ => panic!("{events:?}"),
         }
     }
-    assert!(none <= others, "{none} got nothing, and {others} are new");
+    assert!(none <= others, "{none} got no message, but only {others} joined later");
     assert_eq!(once + none, SUBSCRIBERS);
 }
 
@@ -165,7 +165,7 @@ async fn a_message_for_the_few_that_very_many_have_left_looks_at_these_alone() {
     crowd.subscribers.truncate(10);
     crowd.subscribers.append(&mut last);
     (0..20).for_each(|subscriber| _ = crowd.events(subscriber));
-    // The slots are changed at the first one.
+    // The first message shrinks the slots.
     assert_eq!(crowd.hand_out(Some("a.b"), |_, _| {}), 1);
     let turn = work::Turn::begin();
     let matched = crowd.queue.matching("amq.topic", "a.b", &[]).unwrap();
@@ -175,7 +175,7 @@ async fn a_message_for_the_few_that_very_many_have_left_looks_at_these_alone() {
     for subscriber in 0..20 {
         assert_eq!(crowd.events(subscriber), ["0+1: x", "0+1: x"]);
     }
-    // They still leave, unsubscribe and come.
+    // They can still leave, unsubscribe and join.
     crowd.subscribers.truncate(15);
     crowd.subscribers[3].1.unsubscribe("a.*", 0);
     crowd.join(&["a.#"]);
@@ -203,7 +203,7 @@ async fn a_refusal_for_very_many_takes_several_turns() {
     crowd.queue.handle_bound(transport::now()).unwrap();
     let again = |crowd: &mut Crowd, turns| {
         if turns == 1 {
-            // Removed before its refusal was reported, and asked for again.
+            // Its subscription was removed before the refusal was reported, and added again.
             let hold = &crowd.subscribers[SUBSCRIBERS - 1].1;
             hold.unsubscribe("a", 0);
             hold.subscribe("a", 7);

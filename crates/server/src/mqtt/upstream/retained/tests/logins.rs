@@ -1,4 +1,4 @@
-//! By whose login a log is read.
+//! The choice of the login that reads a log.
 
 use std::time::Instant;
 
@@ -22,17 +22,17 @@ fn next(logins: &LogLogins, now: Instant) -> Option<String> {
 }
 
 #[test]
-fn a_login_that_has_had_the_log_comes_first_and_each_is_tried_once() {
+fn an_accepted_login_is_preferred_and_each_login_is_tried_once() {
     let (mut logins, now) = (LogLogins::default(), Instant::now());
     assert!(logins.join(&login("good"), now) && next(&logins, now).is_some());
     logins.handle_accepted(&login("good"));
     logins.leave(&login("good"));
     for number in 0..100 {
         assert_eq!(logins.join(&login(number), now), number < MAX_REFUSALS, "{number}");
-        assert_eq!(next(&logins, now), Some(number.to_string()), "those before were refused");
+        assert_eq!(next(&logins, now), Some(number.to_string()), "earlier logins were refused");
         logins.handle_refused(&login(number), now);
         assert!(!logins.is_worth_waiting(now));
-        // It returns at once.
+        // The client reconnects at once.
         logins.leave(&login(number));
         assert!(!logins.join(&login(number), now));
         assert_eq!((next(&logins, now), logins.needs(&login("good"))), (None, true));
@@ -42,7 +42,7 @@ fn a_login_that_has_had_the_log_comes_first_and_each_is_tried_once() {
     assert_eq!(next(&logins, now).as_deref(), Some("good"));
     logins.leave(&login(1000));
     assert!(!logins.needs(&login(1000)) && logins.needs(&login("good")));
-    // Until it is refused as well.
+    // Until the first login is refused as well.
     logins.handle_refused(&login("good"), now);
     assert_eq!((next(&logins, now), logins.needs(&login(1000))), (None, true));
     let later = now + REFUSAL_TTL;
@@ -97,7 +97,7 @@ fn join(logs: &Arc<RetainedLogs>, stream: &TestStream, user: &str) -> (LogClient
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_log_is_read_on_while_clients_of_other_logins_come_and_that_of_its_login_returns() {
+async fn the_log_stays_open_for_other_logins_and_reopens_after_a_refusal() {
     let (logs, stream) =
         (RetainedLogs::with_limits(Clock::start(), &EXCHANGE.into(), LIMITS), TestStream::default());
     stream.permit("good");
@@ -112,17 +112,17 @@ async fn the_log_is_read_on_while_clients_of_other_logins_come_and_that_of_its_l
     settle().await;
     assert!(other.has_reached(ticket) && other.is_available());
     assert_eq!((stream.readers(), stream.asked()), (vec!["good".to_owned()], vec!["good".to_owned()]));
-    // The user has lost its permission, and nobody else has it.
+    // The user loses its permission, and no other user has it.
     stream.forbid("good");
     stream.lose();
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert!(!other.is_available() && !other.must_wait(outbox));
     assert_eq!(stream.asked().len(), 21, "each is tried");
-    // It comes back with it within the minute.
+    // The user gets the permission again within the minute.
     stream.permit("good");
     let (joining, outbox) = join(&logs, &stream, "newcomer");
     settle().await;
-    assert!(joining.is_decided(&outbox) && !joining.is_available(), "nobody waits for it");
+    assert!(joining.is_decided(&outbox) && !joining.is_available(), "a refused login is not retried yet");
     tokio::time::sleep(REFUSAL_TTL).await;
     let (good, _outbox) = join(&logs, &stream, "good");
     settle().await;
@@ -145,7 +145,7 @@ async fn a_login_that_leaves_before_it_is_answered_leaves_nobody_waiting() {
     assert!(next.is_decided(&outbox));
 }
 
-/// A login that the upstream does not answer, unless it is one of the stream.
+/// A login that the upstream does not answer, unless it has a stream.
 struct MaybeSilent(Option<StreamLogin>);
 
 impl OpenUpstream for MaybeSilent {
@@ -157,9 +157,10 @@ impl OpenUpstream for MaybeSilent {
     }
 }
 
-/// A client waits for another thing first, and looks here when another login is being tried: nobody has counted it until then.
+/// The client waits for something else first, and asks while another login is being tried, so no wait is registered for
+/// it yet.
 #[tokio::test(start_paused = true)]
-async fn a_client_that_came_when_nothing_was_to_be_waited_for_is_nudged_when_another_login_is_decided() {
+async fn a_client_that_did_not_have_to_wait_is_nudged_when_another_login_is_decided() {
     for silent in [false, true] {
         let logs = RetainedLogs::with_limits(Clock::start(), &EXCHANGE.into(), LIMITS);
         let stream = TestStream::default();
@@ -178,14 +179,14 @@ async fn a_client_that_came_when_nothing_was_to_be_waited_for_is_nudged_when_ano
         inner.take_nudge();
         let _stranger = join("stranger");
         if silent {
-            // The log's task waits for the end of the stranger's wait by now.
+            // The log's task now sleeps until the end of the first client's wait.
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         for _ in 0..3 {
             assert!(!client.is_decided(inner.outbox()), "{silent}");
         }
         if silent {
-            // No longer than a client waits from its beginning, though the other one came later.
+            // The wait counts from the client's own start, although the other client came later.
             tokio::time::sleep(MAX_DECISION / 2 - Duration::from_millis(20)).await;
             assert!(!inner.take_nudge() && !client.is_decided(inner.outbox()));
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -223,7 +224,7 @@ async fn a_stream_that_has_not_been_started_yet_is_asked_for_again_soon() {
         stream.starts_slowly(ReplyCode::NotFound, consumer);
         let (client, outbox) = join(&logs, &stream, "client");
         settle().await;
-        assert!(client.must_wait(&outbox), "nobody is told that nothing is retained");
+        assert!(client.must_wait(&outbox), "the stream may still start");
         tokio::time::sleep(Duration::from_secs(1)).await;
         assert!(client.is_available() && !client.must_wait(&outbox));
         assert_eq!(stream.asked().len(), 3);

@@ -10,7 +10,7 @@ use crate::mqtt::upstream::retained::delivering::RetainedSession;
 use crate::mqtt::upstream::retained::link::LogLink;
 use crate::upstream::multiplexing::link::LinkStep;
 
-/// More than are looked at in one turn.
+/// More topics than a turn can visit.
 const TOPICS: usize = 10_000;
 
 fn many() -> RetainedTopics {
@@ -73,11 +73,11 @@ fn topics_changed_between_two_search_steps_are_found_in_their_new_state() {
     let names: Vec<_> = changed.iter().map(|message| &*message.topic).collect();
     assert_eq!(names, ["t/0/x".to_owned(), format!("t/{}/x", TOPICS - 2)]);
     assert!(!found.iter().any(|message| *message.topic == format!("t/{}/x", TOPICS - 1)));
-    // The first one was found before, too.
+    // One has been found in both states.
     assert_eq!(found.len(), TOPICS);
 }
 
-/// A client that asks for the messages of `filters`, whose log has not been read since.
+/// A session that waits for the retained messages of `filters`; the log has not been read since its ticket.
 fn waiting(link: &mut LogLink, client: LogClient, outbox: &Arc<Outbox>, filters: &[&str]) -> RetainedSession {
     assert_eq!(turn(link), Ok(LinkStep::Idle));
     let mut session = RetainedSession::new(client);
@@ -115,13 +115,13 @@ async fn a_copy_follows_a_live_message_if_it_is_the_same() {
     retain(&stream, "newer", b"1");
     retain(&stream, "other", b"1");
     let mut session = waiting(&mut link, client, &outbox, &["#"]);
-    // By an older subscription, or by this one before the log has been read.
+    // By an older subscription, or by the new one before the log has been read.
     session.sent_live("same", b"1", &outbox);
     session.sent_live("newer", b"2", &outbox);
     assert_eq!(turn(&mut link), Ok(LinkStep::Idle));
     session.collect(|_| true, NOW);
     assert_eq!(session.sendable(), ["other", "same"]);
-    // It comes while the copy waits.
+    // The live message arrives while the copy waits.
     session.sent_live("other", b"2", &outbox);
     assert_eq!(session.sendable(), ["same"]);
     retain(&stream, "other", b"2");
@@ -142,7 +142,7 @@ async fn very_many_live_messages_while_the_log_cannot_be_read_are_not_remembered
         }
     });
     assert!(taken.bytes_current < 200 << 10, "{} bytes", taken.bytes_current);
-    // The log of the time of the first ticket may be old.
+    // The log may be older than the live messages, since it was read before.
     retain(&stream, "0", b"new");
     assert_eq!(turn(&mut link), Ok(LinkStep::Idle));
     session.collect(|_| true, NOW);

@@ -25,7 +25,7 @@ pub(super) fn client(log: &Arc<RetainedLog>, user: &str) -> (LogClient, Arc<Outb
     (log.join(&login(user), &outbox).unwrap(), outbox)
 }
 
-/// A link that has read all that there is.
+/// A link that has read the whole stream.
 pub(super) fn link(log: &Arc<RetainedLog>, stream: &TestStream) -> LogLink {
     stream.permit(USER);
     let mut link = LogLink::new(log, &login(USER), stream.client(USER));
@@ -54,7 +54,7 @@ async fn a_reader_that_finds_the_marker_of_an_earlier_one_publishes_its_own() {
     let (log, stream) = (log(), TestStream::default());
     let (client, outbox) = client(&log, USER);
     drop(link(&log, &stream));
-    // The link of another login has published a marker that it has not read.
+    // The link of another login has published a marker that it has not read back.
     let published = stream.len();
     let unread = client.ticket(&outbox).unwrap();
     stream.append(LOG, record::marker(log.process, unread));
@@ -86,7 +86,7 @@ async fn a_message_with_malformed_properties_does_not_end_the_log() {
         .encode(&mut properties);
     let name = properties.windows(3).position(|bytes| bytes == b"\x02xx").unwrap();
     properties[name + 1] = 0xff;
-    // The content type.
+    // An invalid content type.
     properties[3] = 0xfe;
     stream.append(EXCHANGE, Encoded { routing_key: "a".into(), properties, body: Bytes::new() });
     retain(&stream, "b", b"x");
@@ -108,7 +108,7 @@ async fn messages_that_wait_for_a_client_outlast_a_log_that_is_read_again() {
     assert!(client.has_reached(ticket));
     stream.delete();
     turn(&mut first).unwrap_err();
-    // The next one has messages and a marker of before.
+    // The new log has messages and a marker from before the replacement.
     retain(&stream, "a", b"y");
     stream.append(LOG, record::marker(log.process, ticket));
     assert_eq!(

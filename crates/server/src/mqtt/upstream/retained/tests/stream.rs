@@ -1,4 +1,4 @@
-//! An upstream that has the log as a stream, as far as a link uses it.
+//! An upstream with a log's stream, as far as a link uses it.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -24,16 +24,16 @@ pub(super) struct TestStream(Arc<Mutex<StreamState>>);
 
 #[derive(Default)]
 struct StreamState {
-    /// The exchange and the message of each entry.
+    /// The exchange and message of each entry.
     entries: Vec<(String, Encoded)>,
     consumers: Vec<StreamConsumer>,
-    /// The users that may have it.
+    /// The users with permission for the stream.
     permitted: HashSet<String>,
-    /// The faults with which it refuses the next declaration, and the next consumer.
+    /// The faults for the next declaration and for the next consumer.
     down: [Option<ReplyCode>; 2],
-    /// Messages that it confirms and drops.
+    /// The number of messages to confirm and drop.
     dropped: usize,
-    /// The users that have asked for it.
+    /// The users that have declared it.
     asked: Vec<String>,
 }
 
@@ -69,12 +69,12 @@ impl TestStream {
         std::mem::take(&mut self.0.lock().asked)
     }
 
-    /// The users that read it.
+    /// The users that consume from it.
     pub(super) fn readers(&self) -> Vec<String> {
         self.0.lock().consumers.iter().map(|consumer| consumer.user.clone()).collect()
     }
 
-    /// Appends an entry, which each consumer gets.
+    /// Appends an entry, which is delivered to each consumer.
     pub(super) fn append(&self, exchange: &str, message: Encoded) {
         let mut state = self.0.lock();
         if let Some(left) = state.dropped.checked_sub(1) {
@@ -86,7 +86,7 @@ impl TestStream {
         consumers.iter_mut().for_each(|consumer| consumer.deliver(at, entry));
     }
 
-    /// Loses all connections.
+    /// Closes all connections.
     pub(super) fn lose(&self) {
         let mut state = self.0.lock();
         for consumer in state.consumers.drain(..) {
@@ -95,7 +95,7 @@ impl TestStream {
         }
     }
 
-    /// Deletes it; its consumers are notified.
+    /// Deletes the stream and cancels its consumers.
     pub(super) fn delete(&self) {
         let mut state = self.0.lock();
         state.entries = Vec::new();
@@ -118,13 +118,13 @@ impl TestStream {
         AmqpClient::new(Box::new(session), inner, 0)
     }
 
-    /// For the logins of a log.
+    /// Opens connections for the logins of a log.
     pub(super) fn opener(&self, login: &UpstreamLogin) -> StreamLogin {
         StreamLogin { stream: self.clone(), user: login.credentials.username.clone() }
     }
 }
 
-/// A user of the stream.
+/// A user's access to the stream.
 pub(super) struct StreamLogin {
     stream: TestStream,
     user: String,
@@ -153,8 +153,8 @@ impl StreamConsumer {
     }
 }
 
-/// As RabbitMQ delivers a message of a stream. Properties that are malformed are taken for those of a test, which has the
-/// offset in them.
+/// The properties as RabbitMQ delivers them in a stream's message, with the offset. Malformed ones come from a test and
+/// contain the offset already.
 fn stamped(properties: &[u8], offset: i64) -> Vec<u8> {
     let Ok(mut amqp) = Properties::decode(properties) else { return properties.into() };
     let mut headers = amqp.headers.map(|headers| headers.decode()).unwrap_or_default();
@@ -177,7 +177,7 @@ struct StreamSession {
     stream: TestStream,
     outbox: Arc<Outbox>,
     user: String,
-    /// Messages that have begun.
+    /// Messages that are being received.
     publishes: Vec<(String, Encoded)>,
     published: u64,
     is_lost: Arc<AtomicBool>,
