@@ -383,7 +383,7 @@ impl AmqpConnection {
         self.finish();
     }
 
-    /// Ends a session, which is no longer the client's. What does not fit into this turn follows in the next ones.
+    /// Ends a session, which is no longer the client's. Work that does not fit into this turn follows in the next ones.
     fn end(&mut self, mut session: Box<dyn BackendSession>, now: Instant) {
         session.end(now);
         if !session.has_ended() {

@@ -211,8 +211,8 @@ impl Deliveries {
         Some(settled)
     }
 
-    /// Like [`Deliveries::settle`], but keeps their credit: for a transaction, whose commit calls [`Deliveries::release`] before
-    /// it settles them, and whose rollback calls [`Deliveries::restore`].
+    /// Like [`Deliveries::settle`], but keeps their credit: for a transaction, whose commit calls [`Deliveries::release`]
+    /// before it settles them, and whose rollback calls [`Deliveries::restore`].
     pub(crate) fn hold(&self, tag: u64, multiple: bool) -> Option<Vec<(u64, Unsettled)>> {
         self.inner.lock().get_or_insert_default().take(tag, multiple)
     }
@@ -263,8 +263,8 @@ impl Deliveries {
         })
     }
 
-    /// Removes all consumers and all deliveries, at the end of the channel, and adds the deliveries to `teardown`. The consumers
-    /// take nothing any more, though they are still with their queues, which keep them for as long as the deliveries are away.
+    /// Removes all consumers and all deliveries, at the end of the channel, and adds the deliveries to `teardown`. The
+    /// consumers take nothing any more, but their queues keep them until the deliveries have been returned.
     pub(crate) fn close(&self, teardown: &mut ChannelTeardown) {
         let mut inner = self.inner.lock();
         let Some(inner) = inner.as_mut() else { return };

@@ -28,7 +28,7 @@ struct ChannelsEnd {
     answer: ChannelEndAnswer,
 }
 
-/// What the client receives once its channel has ended, and its messages are back.
+/// The answer to the client once its channel has ended and its messages have been requeued.
 pub(super) enum ChannelEndAnswer {
     CloseOk(u16),
     Close(u16, Box<Fault>),

@@ -73,7 +73,7 @@ pub(crate) trait BackendSession: Send {
         true
     }
     /// The connection has ended, in whatever way: flushes its publishes and releases everything it holds. If
-    /// [`BackendSession::has_ended`] is false after that, it is to be called again in the next turn, for which the outbox is nudged.
+    /// [`BackendSession::has_ended`] is false after that, the outbox is nudged, and this is to be called again next turn.
     fn end(&mut self, now: Instant);
     /// Whether [`BackendSession::end`] has done everything.
     fn has_ended(&self) -> bool {

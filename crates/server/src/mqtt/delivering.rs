@@ -314,7 +314,8 @@ impl MqttClient {
                 if is_from_exchange
                     && filter.as_deref().is_some_and(|filter| {
                         !is_for(filter, &outgoing.topic)
-                            || (came_by_star(filter, &outgoing.topic) && is_of_one_filter(queue.name()))
+                            || (matches_only_by_star(filter, &outgoing.topic)
+                                && is_of_one_filter(queue.name()))
                     }) =>
             {
                 return None;

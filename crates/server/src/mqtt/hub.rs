@@ -481,7 +481,7 @@ impl Hub {
         refuse_unknown(wrong)?;
         refuse_unknown(in_flight::load(store, &mut found, &mut orphans)?)?;
         for (owner, detached_session) in &mut found {
-            if detached_session.forget_what_did_not_move(store.opened_at()) {
+            if detached_session.forget_unreleased(store.opened_at()) {
                 changed.insert(owner.clone());
             }
         }

@@ -255,7 +255,7 @@ pub(super) fn is_for(filter: &str, topic: &str) -> bool {
 }
 
 /// Whether a message that came by the binding of `filter` came because a level `*` of that is a wildcard in AMQP.
-pub(super) fn came_by_star(filter: &str, topic: &str) -> bool {
+pub(super) fn matches_only_by_star(filter: &str, topic: &str) -> bool {
     let with_plus = || filter.split('/').map(|level| if level == "*" { "+" } else { level });
     has_star(filter)
         && !filter_matches(filter, topic)

@@ -60,7 +60,7 @@ pub(super) trait StompSession: Send {
         Vec::new()
     }
     /// The connection has ended, in whatever way: flushes its publishes and releases everything it holds. If
-    /// [`StompSession::has_ended`] is false after that, it is to be called again in the next turn, for which the outbox is nudged.
+    /// [`StompSession::has_ended`] is false after that, the outbox is nudged, and this is to be called again in the next turn.
     fn end(&mut self, now: Instant);
     /// Whether [`StompSession::end`] has done everything.
     fn has_ended(&self) -> bool {

@@ -10,14 +10,14 @@ use sync::work;
 use super::Unsettled;
 use super::settlement::{AT_ONCE, SETTLEMENT};
 
-/// The consumers and unsettled deliveries of channels that end together. Each queue gets its deliveries back at once: channel by
-/// channel, it would deliver them to the next one, and count a failure each time. Until then its consumers stay, though they
-/// take nothing any more ([`Deliveries::close`](super::Deliveries::close)).
+/// The consumers and unsettled deliveries of channels that end together. Each queue gets its deliveries back at once: if they
+/// came back channel by channel, it would deliver them to the next channel, and count a failure each time. Until then its
+/// consumers stay, though they take nothing any more ([`Deliveries::close`](super::Deliveries::close)).
 #[derive(Default)]
 pub(crate) struct ChannelTeardown {
-    /// What is still to be sorted by queue.
-    consumers: VecDeque<Rest<(Arc<Queue>, ConsumerId)>>,
-    unsettled: VecDeque<Rest<Unsettled>>,
+    /// Not sorted by queue yet, as `unsettled`.
+    consumers: VecDeque<ChannelItems<(Arc<Queue>, ConsumerId)>>,
+    unsettled: VecDeque<ChannelItems<Unsettled>>,
     queues: VecDeque<QueueTeardown>,
     /// Indices in `queues`, by the queues' ids, until the first of them is done.
     by_id: HashMap<u64, usize>,
@@ -28,7 +28,7 @@ pub(crate) struct ChannelTeardown {
 }
 
 /// Consumers or deliveries of a channel.
-type Rest<T> = Box<dyn Iterator<Item = T> + Send>;
+type ChannelItems<T> = Box<dyn Iterator<Item = T> + Send>;
 
 struct QueueTeardown {
     queue: Arc<Queue>,
