@@ -7,6 +7,7 @@ from pika.exceptions import NackError
 
 from harness.management import beside
 from harness.mqtt_broker import channel_of
+from harness.patience import PATIENCE
 from harness.releases import RELEASES
 
 KEYS = {
@@ -89,6 +90,71 @@ def test_a_full_quorum_queue_with_reject_publish_dlx_drops_its_oldest_messages(b
         return confirmed, letters, left
 
     assert same(both, fill) == (6, [b"0", b"1", b"2", b"3"], ["4", "5"])
+
+
+@pytest.mark.parametrize("limit", [{}, {"max-length": 2}])
+@pytest.mark.parametrize("kind, letters", [("classic", False), ("classic", True), ("quorum", False), ("quorum", True)])
+def test_a_ttl_of_zero_set_later_applies_to_new_messages_behind_older_ones(both, kind, letters, limit):
+    """A classic queue without a dead-letter exchange drops them on arrival; in other queues they expire at the head."""
+
+    def fill(management):
+        with channel_of(management.server) as channel:
+            channel.queue_declare("dead", durable=True)
+            dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"} if letters else {}
+            declare(channel, "behind", kind, **dead)
+            assert publish(channel, "behind", 2) == 2
+            policy = {"pattern": "^behind$", "definition": {"message-ttl": 0, **limit}, "apply-to": "queues"}
+            assert management.status("PUT", "policies/%2F/behind", policy) in (201, 204)
+            for body in ("new", "newer"):
+                channel.basic_publish("", "behind", body)
+            waiting = None
+            if kind == "classic":
+                # RabbitMQ counts those of a quorum queue a little later.
+                waiting = channel.queue_declare("behind", passive=True).method.message_count
+            left = bodies(channel, "behind")
+            found = [next(channel.consume("dead", auto_ack=True))[2].decode() for _ in range(2)] if letters else []
+            channel.cancel()
+            management.status("DELETE", "policies/%2F/behind")
+            for queue in ("behind", "dead"):
+                channel.queue_delete(queue)
+        return waiting, left, found
+
+    waiting, left, found = same(both, fill)
+    if kind == "classic" and not letters:
+        assert (waiting, left, found) == (2, ["0", "1"], [])
+
+
+def test_a_ttl_of_zero_set_later_leaves_a_message_that_a_consumer_takes_at_once(both):
+    def consume(management):
+        with channel_of(management.server) as channel, channel_of(management.server) as consuming:
+            declare(channel, "behind", "classic")
+            consuming.basic_qos(prefetch_count=1)
+            seen = []
+            deliveries = consuming.consume("behind", inactivity_timeout=PATIENCE)
+
+            def take():
+                method, _, body = next(deliveries)
+                assert method, "nothing was delivered"
+                seen.append(body.decode())
+                consuming.basic_ack(method.delivery_tag)
+
+            # The first is with the consumer, the second waits.
+            publish(channel, "behind", 2)
+            policy = {"pattern": "^behind$", "definition": {"message-ttl": 0}, "apply-to": "queues"}
+            assert management.status("PUT", "policies/%2F/behind", policy) in (201, 204)
+            channel.basic_publish("", "behind", "new")
+            take()
+            take()
+            # Nothing is unsettled, so the consumer has credit.
+            consuming.queue_declare("behind", passive=True)
+            channel.basic_publish("", "behind", "last")
+            take()
+            consuming.cancel()
+            management.status("DELETE", "policies/%2F/behind")
+            channel.queue_delete("behind")
+        return seen
+
+    assert same(both, consume) == ["0", "1", "last"]
 
 
 @pytest.mark.parametrize("component", ["policies", "operator-policies"])

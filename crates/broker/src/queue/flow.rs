@@ -8,6 +8,7 @@ use sync::{MutexGuard, Rank, work};
 
 use super::consumers::ConsumerEntry;
 use super::credit::Load;
+use super::state::QueueState;
 use store::Waiter;
 use store::journal::Lsn;
 
@@ -300,14 +301,7 @@ impl Queue {
             self.delivery_limit_of(&arguments).map_or(u32::MAX, |limit| limit.try_into().unwrap_or(u32::MAX));
         for (at, message) in messages.enumerate() {
             if rejecting && state.would_overflow(&message, &arguments) {
-                // Consumers may free capacity first, as they would have if each message had arrived separately.
-                match sender {
-                    // Expired messages may free capacity as well, because a refused dead letter is lost.
-                    Sender::DeadLetters { .. } => state.pump_before_limits(now, &mut effects),
-                    Sender::Publisher(_) | Sender::Tracer | Sender::Foreign => {
-                        state.pump_arrivals(now, &mut effects);
-                    }
-                }
+                serve_before_refusal(&mut state, sender, now, &mut effects);
                 if state.would_overflow(&message, &arguments) {
                     refused(at);
                     refusals += 1;
@@ -318,6 +312,11 @@ impl Queue {
                     }
                     continue;
                 }
+            }
+            if state.drops_arrivals(&arguments, now, &mut effects) {
+                keeping.iter().for_each(|keeping| keeping.refuses(at));
+                taken += 1;
+                continue;
             }
             let (failures, is_stored) =
                 (message.broker_properties().failures, state.stores.includes(&message));
@@ -558,5 +557,14 @@ impl Queue {
                 return !self.has_many_dead_letters();
             }
         }
+    }
+}
+
+/// Serves consumers before a message is refused. They may free capacity, as they would have if it had arrived separately.
+fn serve_before_refusal(state: &mut QueueState, sender: Sender, now: Timestamp, effects: &mut Effects) {
+    match sender {
+        // Expired messages may free capacity as well, because a refused dead letter is lost.
+        Sender::DeadLetters { .. } => state.pump_before_limits(now, effects),
+        Sender::Publisher(_) | Sender::Tracer | Sender::Foreign => state.pump_arrivals(now, effects),
     }
 }

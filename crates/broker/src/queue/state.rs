@@ -13,7 +13,7 @@ use super::paging::PagingState;
 use super::ready::ReadyStore;
 use super::stored::StoredMessages;
 use crate::SessionId;
-use crate::arguments::{Overflow, QueueArguments};
+use crate::arguments::{Overflow, QueueArguments, QueueKind};
 use crate::compatibility::DeliveryOrder;
 use crate::message::Message;
 use crate::persistence::Marks;
@@ -331,6 +331,26 @@ impl QueueState {
         let bytes = self.ready.bytes() + message.body_len() as u64;
         arguments.max_length.is_some_and(|max| self.ready.len() as u64 + 1 > max)
             || arguments.max_length_bytes.is_some_and(|max| bytes > max)
+    }
+
+    /// Whether the next message is dropped on arrival. With a TTL of 0 it may only go to a consumer at once, and none takes it
+    /// if others wait already. Messages that become dead letters when they expire, and those of quorum queues, wait behind the
+    /// others instead, to expire at the head (RabbitMQ, `rabbit_amqqueue_process:deliver_or_enqueue/3`).
+    pub(super) fn drops_arrivals(
+        &mut self,
+        arguments: &QueueArguments,
+        now: Timestamp,
+        effects: &mut Effects,
+    ) -> bool {
+        let may_drop = arguments.message_ttl == Some(0)
+            && arguments.dead_lettering.is_none()
+            && arguments.kind == QueueKind::Classic;
+        if !may_drop || self.ready.is_empty() {
+            return false;
+        }
+        // Consumers may take the others, as they would have if these had come alone.
+        self.pump_arrivals(now, effects);
+        !self.ready.is_empty()
     }
 
     /// Drops messages from the head until the length limits are met, at most a [`Step`] of them; returns whether no more in

@@ -1,6 +1,7 @@
 use amqp::{FieldValue, Properties};
 use broker::*;
 
+use crate::disk_world::disk_world;
 use crate::world::*;
 
 #[test]
@@ -28,6 +29,27 @@ fn a_ttl_of_zero_delivers_only_at_once() {
     let (_, recorder) = world.consume(&queue, 1, 0);
     world.publish("", "q", "taken");
     assert_eq!(recorder.bodies(), ["taken"]);
+}
+
+#[test]
+fn with_a_ttl_of_zero_a_message_behind_others_is_dropped_on_arrival() {
+    let mut disk_world = disk_world(1);
+    let queue = disk_world.durable("q", &[]);
+    disk_world.publish("", "q", "older");
+    let definition = serde_json::from_str(r#"{"message-ttl": 0, "max-length": 1}"#).unwrap();
+    let definition = PolicyDefinition::parse(&definition, Compatibility::V3_10).unwrap();
+    let pattern = Pattern::new("^q$").unwrap();
+    let policy = Policy { name: "p".into(), pattern, priority: 0, apply_to: ApplyTo::All, definition };
+    disk_world.world.vhost.set_policy(policy, disk_world.world.now);
+    disk_world.publish("", "q", "new");
+    assert_eq!(disk_world.world.drain(&queue), ["older"], "it has been dropped, and displaces nothing");
+    disk_world.sync();
+    let live = disk_world.store.journal().segments().iter().map(|segment| segment.live).sum::<u64>();
+    assert_eq!(live, 0, "nothing of it is left in the journal");
+    // Each of several goes to a consumer at once, as if it had come alone.
+    let (_, recorder) = disk_world.world.consume(&queue, 2, 0);
+    disk_world.world.publish_all("q", &["1", "2", "3"]);
+    assert_eq!((recorder.bodies(), queue.message_count()), (vec!["1".to_owned(), "2".to_owned()], 0));
 }
 
 #[test]
