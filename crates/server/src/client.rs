@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use amqp::Fault;
 use broker::Waiter;
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
@@ -17,6 +18,9 @@ use crate::websocket::FrameMapping;
 
 /// Time limit for the answers to a client's requests, its confirms among them, while the server drains.
 pub(crate) const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How a connection ends whose login was refused, in all protocols.
+pub(crate) const LOGIN_REFUSED: &str = "login refused";
 
 /// Bytes of a user's name that are logged: no user has a longer one, but an MQTT client can claim 64 KiB.
 const MAX_USER: usize = 255;
@@ -122,8 +126,24 @@ impl ConnectionCore {
         }
     }
 
-    /// Counts and logs a refused login. `why` is for operators alone. Both may have what the client has sent, which is cut.
-    pub(crate) fn login_refused(&self, user: &str, why: &str) {
+    /// Counts and logs a refused login, by which the connection ends. `why` is for the log alone. Both may have what the
+    /// client has sent, which is cut.
+    pub(crate) fn login_refused(&mut self, user: &str, why: &str) {
+        self.count_refused(user, why);
+        self.ends(Ending::Refused, || LOGIN_REFUSED.to_owned());
+    }
+
+    /// Counts and logs a login that is accepted, but not in this virtual host. The connection ends by this fault, unless a
+    /// limit has ended it before.
+    pub(crate) fn vhost_refused(&mut self, user: &str, fault: &Fault) {
+        // A limit of this process is logged by whoever counts.
+        if !self.has_end() {
+            self.count_refused(user, &fault.text);
+        }
+        self.ends(Ending::Refused, || format!("closed by server: {fault}"));
+    }
+
+    fn count_refused(&self, user: &str, why: &str) {
         self.shared.metrics.logins_refused.add(1);
         let (user, error) = (cut(user, MAX_USER), cut(why, MAX_REASON));
         tracing::warn!(connection = self.id, peer = %self.peer, user, error, "login refused");

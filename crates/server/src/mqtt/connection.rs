@@ -91,7 +91,7 @@ impl MqttConnection {
         let mut out = Vec::new();
         self.engine.refuse(refused.reason, refused.reported, &mut out);
         write(&self.core, out);
-        self.core.ends(Ending::Refused, || format!("refused: {}", refused.why));
+        self.core.ends(Ending::Refused, || format!("closed by server: {}", refused.why));
         self.finish();
     }
 
