@@ -19,7 +19,7 @@ use crate::definitions::ExistingObjects;
 /// How long a process that shuts down is asked again: a successor of it that serves already is found in that time.
 const SUCCESSOR_POLL_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Maximum time until the list of a broker's objects arrives, of which there may be millions. A signal waits for it, too.
+/// Maximum time until the list of a broker's objects arrives, of which there may be millions.
 const LIST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long a process is looked for where none is: one that has just taken over is found in that time.
@@ -116,6 +116,14 @@ impl Predecessor {
     /// Whether it has to end before this process can start.
     pub(crate) fn must_end_first(&self) -> bool {
         self.must_end_first
+    }
+
+    /// The connection to it once more, by which a wait for an answer can be ended.
+    ///
+    /// # Errors
+    /// No file descriptor is left.
+    pub(super) fn connection(&self) -> io::Result<UnixStream> {
+        self.stream.try_clone()
     }
 
     /// Asks what its broker has; with `only_if_untouched`, that is nothing if anybody has defined anything there. `None` if it
