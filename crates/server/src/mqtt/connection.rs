@@ -234,6 +234,7 @@ impl MqttConnection {
             && let Some((place, _)) = self.core.shared.alarms.block(&self.core.outbox)
         {
             self.blocked = Some(place);
+            self.core.view().inspect(|view| view.set_blocked(true));
         }
         self.set_intent();
     }
@@ -488,8 +489,9 @@ impl ProtocolState for MqttConnection {
         if let Some(why) = self.core.take_close_reason() {
             return self.disconnect(&CloseReason::new(ReasonCode::AdministrativeAction, String::from(why)));
         }
-        if !self.core.shared.alarms.stand() {
+        if self.blocked.is_some() && !self.core.shared.alarms.stand() {
             self.blocked = None;
+            self.core.view().inspect(|view| view.set_blocked(false));
         }
         self.after_batch(now);
     }

@@ -182,8 +182,13 @@ impl BrokerStompSession {
     fn wait_out_alarms(&mut self) {
         let alarms = &self.context.shared.alarms;
         if alarms.stand() && self.blocked.is_none() {
-            self.blocked = alarms.block(&self.context.outbox).map(|(blocked, _)| blocked);
+            self.set_blocked(alarms.block(&self.context.outbox).map(|(blocked, _)| blocked));
         }
+    }
+
+    fn set_blocked(&mut self, blocked: Option<Blocked>) {
+        self.context.view.iter().for_each(|view| view.set_blocked(blocked.is_some()));
+        self.blocked = blocked;
     }
 
     /// Performs a request. One whose permission has not been asked for yet changes nothing. Returns `false` if it is to be
@@ -347,7 +352,7 @@ impl StompSession for BrokerStompSession {
         traces.publish(context.consumers.traces(), &context.publish_gate, context.now, || context.tracer());
         self.context.consumers.resume_deferred(self.context.now);
         if self.blocked.is_some() && !self.context.shared.alarms.stand() {
-            self.blocked = None;
+            self.set_blocked(None);
         }
         let cancelled = self.context.consumers.take_cancelled();
         Ok(cancelled.iter().filter_map(|cancelled| self.cancelled(cancelled)).collect())
