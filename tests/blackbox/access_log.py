@@ -1,5 +1,6 @@
 """The access log records each login, and for each closed connection the reason; it contains no secrets."""
 
+import contextlib
 import signal
 
 import pika
@@ -7,8 +8,10 @@ import pytest
 
 from harness.access_log import Log
 from harness.instances import leveret
-from harness.metrics import wait_until
-from harness.wire import CHANNEL_OPEN, CONNECTION_TUNE, Wire, short_string
+from harness.metrics import metric, wait_until
+from harness.mqtt5_wire import Mqtt5Wire
+from harness.stomp_client import StompWire
+from harness.wire import CHANNEL_OPEN, CONNECTION_TUNE, Closed, Wire, short_string
 
 TARGETS = ["leveret", "proxy"]
 SECRET = "hunter2-never-shown"
@@ -19,6 +22,10 @@ LIE = "line\nevent=open"
 @pytest.fixture
 def log(tmp_path):
     return Log(tmp_path / "access.log")
+
+
+def listening(server, protocol):
+    return int(server.child.wait_line(rf"^{protocol} +listening on {protocol}://127\.0\.0\.1:(\d+)").group(1))
 
 
 def upstream_of(target_name, targets):
@@ -100,6 +107,7 @@ def speaks_http(server):
         wire.expect_end()
 
 
+NO_VHOST = "closed by server: 530 NOT_ALLOWED - vhost nowhere not found"
 REASONS = {
     closes: "closed by client",
     closes_and_lies: f"closed by client: 320 {LIE}",
@@ -108,7 +116,7 @@ REASONS = {
     misses_heartbeats: "missed heartbeats from client",
     opens_two_channels: "closed by server: 530 NOT_ALLOWED - channel limit (1) is reached",
     refused_login: "login refused",
-    refused_vhost: "closed by server: 530 NOT_ALLOWED - vhost nowhere not found",
+    refused_vhost: NO_VHOST,
     speaks_http: "peer does not speak AMQP 0-9-1",
 }
 
@@ -124,6 +132,36 @@ def test_every_end_has_its_reason(targets, tmp_path, target_name, log):
         server.stop()
     told = log.path.read_text() + server.child.output()
     assert SECRET not in told and "guest\\u0000guest" not in told
+
+
+def test_a_refused_login_has_the_same_reason_over_all_protocols(targets, tmp_path, target_name, log):
+    flags = [*upstream_of(target_name, targets), *log.flags(), "--mqtt", "127.0.0.1:0", "--stomp", "127.0.0.1:0"]
+    with leveret(tmp_path, *flags) as server:
+        mqtt, stomp = listening(server, "mqtt"), listening(server, "stomp")
+
+        def amqp(password, vhost):
+            with Wire(server.port) as wire, contextlib.suppress(AssertionError, Closed):
+                wire.handshake(f"guest:{password}", vhost=vhost)
+
+        def mqtt5(password, vhost):
+            with contextlib.closing(Mqtt5Wire(mqtt)) as wire:
+                assert wire.connect("a", user=f"{vhost}:guest", password=password)["reason"] >= 0x80
+
+        def stomp12(password, vhost):
+            with contextlib.closing(StompWire(stomp)) as wire:
+                assert wire.connect(passcode=password, host=vhost)[0] == "ERROR"
+
+        entries = 0
+        for logs_in in (amqp, mqtt5, stomp12):
+            for reason, password, vhost in [("login refused", SECRET, "/"), (NO_VHOST, "guest", "nowhere")]:
+                logs_in(password, vhost)
+                wait_until(lambda: len(log.entries(event="close")) == entries + 1)
+                entry = log.entries(event="close")[-1]
+                assert (entry["reason"], entry["user"]) == (reason, "guest"), logs_in.__name__
+                entries += 1
+        assert metric(server, "leveret_logins_refused_total") == entries
+        server.stop()
+    assert SECRET not in log.path.read_text() + server.child.output()
 
 
 @pytest.mark.parametrize("listener", ["amqp", "ws"])

@@ -12,11 +12,15 @@ import pytest
 
 from harness.drivers import TESTS
 from harness.instances import leveret
+from harness.management import Management
 from harness.metrics import metric, wait_until
 from harness.mqtt5_wire import Mqtt5Wire
 from harness.mqtt_broker import listening
+from harness.mqtt_wire import MqttWire
 from harness.patience import PATIENCE
+from harness.ports import free_ports
 from harness.rabbitmq import RabbitMq
+from harness.stomp_client import StompWire
 from harness.wire import BASIC_PUBLISH, BODY, CONNECTION_CLOSE, CONNECTION_CLOSE_OK, HEADER, Wire
 from harness.wire import content_header, frame, publish_arguments
 
@@ -105,6 +109,44 @@ def test_the_will_of_a_blocked_mqtt_client_that_resets_its_connection_is_publish
             blocked.close()
             assert heir.answer()["body"] == b"gone"
             wait_until(lambda: metric(server, "leveret_blocked_connections") == 0)
+
+
+def test_operators_see_which_mqtt_and_stomp_connections_an_alarm_blocks(tmp_path, target_name):
+    with speaking(target_name, tmp_path) as (mqtt_port, stomp_port, api, raise_alarm):
+        mqtt, stomp = MqttWire(mqtt_port), StompWire(stomp_port)
+        with contextlib.closing(mqtt), contextlib.closing(stomp):
+            mqtt.connect("publisher")
+            assert stomp.connect()[0] == "CONNECTED"
+            raise_alarm()
+            wait_until(lambda: states(api).get("STOMP") == "blocking" and "MQTT" in states(api))
+            mqtt.publish("a", b"", 0, 0)
+            stomp.send("SEND\ndestination:/queue/blocked\n\n", "SEND\ndestination:/queue/blocked\n\n")
+            wait_until(lambda: states(api) == {"MQTT": "blocked", "STOMP": "blocked"})
+
+
+def states(api):
+    return {row["protocol"].split()[0]: row.get("state") for row in api.get("connections") if "protocol" in row}
+
+
+@contextlib.contextmanager
+def speaking(kind, directory):
+    """A server that gets a disk alarm: the ports of MQTT and STOMP, its management API, and a function that raises the alarm.
+    Leveret has it from the start; RabbitMQ would read no CONNECT of MQTT then."""
+    if kind == "leveret":
+        with leveret(directory, *DISK[kind], "--mqtt", "127.0.0.1:0", "--stomp", "127.0.0.1:0") as server:
+            api = Management(server, server.http)
+            yield listening(server, "mqtt", "mqtt"), listening(server, "stomp", "stomp"), api, lambda: None
+        return
+    ports = mqtt, stomp, http = free_ports(3)
+    names = ("mqtt.listeners.tcp", "stomp.listeners.tcp")
+    settings = [f"{name}.1 = 127.0.0.1:{port}" for name, port in zip(names, ports)]
+    settings += [f"management.tcp.port = {http}", "management.tcp.ip = 127.0.0.1", "collect_statistics_interval = 1000"]
+    server = RabbitMq(directory, *settings, plugins="rabbitmq_mqtt,rabbitmq_stomp,rabbitmq_management")
+    try:
+        api = Management(server, f"http://127.0.0.1:{http}")
+        yield mqtt, stomp, api, lambda: server.control("set_disk_free_limit", "100000GB")
+    finally:
+        server.stop()
 
 
 def test_a_blocked_client_does_not_keep_the_server_from_stopping(tmp_path):

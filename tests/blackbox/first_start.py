@@ -1,6 +1,7 @@
 """A new broker creates the first user that its operator configures, and loads definitions when `definitions_if` says so."""
 
 import json
+import socket
 
 import pika
 import pika.exceptions
@@ -110,6 +111,24 @@ def test_a_first_start_that_fails_is_followed_by_another_first_start(tmp_path):
     with restartable(tmp_path, "--definitions", str(definitions(tmp_path, "first"))) as server:
         assert may_log_in(server, "ann", "first")
         server.stop()
+
+
+@pytest.mark.parametrize("listener", ["amqp", "http"])
+def test_a_first_start_that_finds_a_port_taken_leaves_nothing(tmp_path, listener):
+    data = tmp_path / "data"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        addresses = {"--amqp": "127.0.0.1:0", "--http": "127.0.0.1:0", f"--{listener}": f"127.0.0.1:{taken.getsockname()[1]}"}
+        addresses |= dict.fromkeys(["--mqtt", "--stomp", "--ws", "--web-mqtt", "--web-stomp"], "off")
+        flags = [word for pair in addresses.items() for word in pair]
+        code, out, error = run("serve", "--data-dir", data, *flags)
+        assert (code, out) == (1, "") and f"leveret: {listener}: cannot listen on" in error
+        assert not data.exists()
+        spool = tmp_path / "spool.toml"
+        spool.write_text('[[spool]]\nexchange = "orders"\n')
+        upstream = ["--upstream", "amqp://127.0.0.1:1"]
+        code, _, error = run("serve", "--config", spool, "--data-dir", data, *upstream, *flags)
+        assert code == 1 and f"leveret: {listener}: cannot listen on" in error, error
+        assert not data.exists()
 
 
 def test_definitions_and_a_first_user_go_together(tmp_path):

@@ -144,7 +144,28 @@ def test_a_dry_run_changes_nothing(movable, cluster):
         printed = movable.ctl(*to(cluster, "--dry-run"))
     assert "would make queue '/' 'still'" in printed
     assert "exclusive: ends with its client" in printed and "nothing was changed" in printed
+    assert "the AMQP login there is accepted" in printed
     assert Management(cluster, cluster.http).get("definitions") == before
+    assert bodies(take_all(movable, "still")) == numbers(3)
+
+
+def test_a_dry_run_reports_a_refused_amqp_login_as_a_migration_does(movable, cluster):
+    api = Management(cluster, cluster.http)
+    assert api.status("PUT", path("users", "early"), {"password": "word", "tags": "administrator"}) in (201, 204)
+    fill(movable, "still", numbers(3))
+    # The management API is that of the cluster, but the AMQP address is that of a server without the user.
+    words = ("migrate", "--to", f"amqp://127.0.0.1:{movable.amqp}", "--to-management", cluster.http, "--other-user", "early", "--stay")
+    code, out, error = movable.ctl.raw(*words, "--dry-run", LEVERET_CTL_OTHER_PASSWORD="word")
+    assert code == 0 and "login was not tried: user 'early' has no permissions" in out, out + error
+    permissions = {"configure": ".*", "write": ".*", "read": ".*"}
+    assert api.status("PUT", path("permissions", "/", "early"), permissions) in (201, 204)
+    code, out, error = movable.ctl.raw(*words, "--dry-run", LEVERET_CTL_OTHER_PASSWORD="word")
+    assert code == 1 and "would make queue '/' 'still'" in out and "nothing was changed" in out, out + error
+    refusal = error.strip()
+    assert refusal.startswith("leveret: other broker refused the login: ACCESS_REFUSED")
+    assert movable.ctl.raw("migrate", "--status")[1].startswith("phase: none")
+    code, _, error = movable.ctl.raw(*words, LEVERET_CTL_OTHER_PASSWORD="word")
+    assert code == 1 and error.strip().startswith(refusal)
     assert bodies(take_all(movable, "still")) == numbers(3)
 
 

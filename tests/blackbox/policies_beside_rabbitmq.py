@@ -1,6 +1,7 @@
 """Policies and limits of queues, and their nodes and types over HTTP, as in RabbitMQ."""
 
 import contextlib
+import json
 
 import pytest
 from pika.exceptions import NackError
@@ -18,6 +19,30 @@ KEYS = {
     "stream-max-segment-size-bytes": 1000000, "stream-filter-size-bytes": 20, "ha-mode": "all",
     "alternate-exchange": "x", "overflow": "drop-head", "expires": 600000,
 }  # fmt: skip
+
+
+MESSAGE = {"routing_key": "bound", "payload": "x", "payload_encoding": "string"}
+# RabbitMQ fails with 500 for values of some other types.
+DEFINITIONS = [
+    {"ha-mode": "all"}, {"ha-mode": "odd"}, {"ha-mode": "all", "ha-params": 2},
+    {"ha-mode": "exactly"}, {"ha-mode": "exactly", "ha-params": 2}, {"ha-mode": "exactly", "ha-params": 0},
+    {"ha-mode": "nodes"}, {"ha-mode": "nodes", "ha-params": ["a"]}, {"ha-mode": "nodes", "ha-params": []}, {"ha-params": 2},
+    {"ha-sync-mode": "automatic"}, *({"ha-mode": "all", "ha-sync-mode": mode} for mode in ("automatic", "manual", "odd")),
+    {"ha-sync-batch-size": 5}, *({"ha-mode": "all", "ha-sync-batch-size": size} for size in (5, 0, "x")),
+    {"ha-promote-on-failure": "always"}, {"ha-mode": "all", "ha-promote-on-failure": "odd"},
+    {"ha-mode": "all", "ha-promote-on-shutdown": "when-synced"}, {"ha-mode": "all", "ha-promote-on-shutdown": "odd"},
+    *({"target-group-size": size} for size in (3, 0, -1, "3", 1.5, None)),
+    *({"delayed-retry-type": kind} for kind in ("all", "failed", "returned", "disabled", "odd", 5)),
+    *({"delayed-retry-type": kind, "delayed-retry-min": 1} for kind in ("all", "failed", "returned", "disabled", "odd")),
+    *({f"delayed-retry-{end}": delay} for end in ("min", "max") for delay in (1, 0, -1, "x")),
+    {"delayed-retry-min": 2, "delayed-retry-max": 1}, {"delayed-retry-min": 2, "delayed-retry-max": 2},
+    *({f"consumer-{key}": timeout} for key in ("timeout", "disconnected-timeout") for timeout in (0, -1, "x", None)),
+    *({"queue-version": version} for version in (0, 1, 2, 3, "x")),
+    *({f"max-in-memory-{key}": most} for key in ("length", "bytes") for most in (0, -1, "x")),
+    *({"queue-leader-locator": locator} for locator in ("client-local", "balanced", "random", "least-leaders", "odd")),
+    *({"queue-master-locator": locator} for locator in ("client-local", "min-masters", "random", "odd")),
+    *({"initial-cluster-size": size} for size in (0, 1, "x")),
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=RELEASES)
@@ -73,6 +98,20 @@ def test_a_policy_applies_to_the_same_queues(both, component, kind):
         return answers
 
     assert {count for _, count in same(both, each_key).values()} == {2, 4}
+
+
+@pytest.mark.parametrize("component", ["policies", "operator-policies"])
+def test_the_values_of_keys_without_effect_are_checked_as_well(both, component):
+    def put(management):
+        body = {"pattern": "^nothing$", "apply-to": "queues"}
+        name = f"{component}/%2F/checked"
+        answers = {}
+        for definition in DEFINITIONS:
+            answers[json.dumps(definition)] = management.status("PUT", name, body | {"definition": definition})
+            management.status("DELETE", name)
+        return answers
+
+    assert set(same(both, put).values()) == {201, 400}
 
 
 def test_a_full_quorum_queue_with_reject_publish_dlx_drops_its_oldest_messages(both):
@@ -220,3 +259,20 @@ def test_a_default_queue_type_may_have_its_older_name(both):
     # Whatever 3.10 has by default, its own queues are classic.
     assert found[0] == (["quorum", "classic"] if is_4 else ["classic", "classic"])
     assert not is_4 or found[1] == found[0]
+
+
+@pytest.mark.parametrize(
+    "method, path, body",
+    [
+        ("PUT", "queues/%2F/null", {"arguments": None}),
+        ("PUT", "exchanges/%2F/null", {"type": "topic", "arguments": None}),
+        ("POST", "bindings/%2F/e/amq.topic/q/bound", {"routing_key": "a", "arguments": None}),
+        ("POST", "exchanges/%2F/amq.default/publish", MESSAGE | {"properties": None}),
+    ],
+)
+def test_null_is_no_object(both, method, path, body):
+    ours, theirs = both
+    for management in both:
+        assert management.status("PUT", "queues/%2F/bound", {}) in (201, 204)
+    # It fails there, which is no answer to imitate.
+    assert (ours.status(method, path, body), theirs.status(method, path, body)) == (400, 500)

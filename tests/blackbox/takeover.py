@@ -261,6 +261,31 @@ def shutting_down(tmp_path, end):
             end_processes(running(program))
 
 
+def test_a_stop_ends_the_wait_for_the_objects_of_a_process_that_hangs(tmp_path):
+    [port] = free_ports(1)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "file").write_text("not empty")
+    definitions = tmp_path / "definitions.json"
+    definitions.write_text('{"vhosts": [{"name": "/"}]}')
+    with socket.socket(socket.AF_UNIX) as hanging:
+        hanging.bind(f"\0leveret-takeover/{os.geteuid()}/amqp/127.0.0.1:{port}")
+        hanging.listen()
+        words = ["serve", "--take-over", "--amqp", f"127.0.0.1:{port}", "--http", "off"]
+        words += [word for listener in OPTIONAL_LISTENERS for word in (listener, "off")]
+        words += ["--data-dir", tmp_path / "data", "--definitions", definitions]
+        child = Child([binary(), *map(str, words)], tmp_path / "leveret.log", env=clean_environment())
+        connection, _ = hanging.accept()
+        with connection, connection.makefile("rb") as lines:
+            assert "version" in json.loads(lines.readline())
+            connection.sendall(b'{"version": "0.1.0", "sockets": 0, "shows": true}\n')
+            assert json.loads(lines.readline())["show"] == "existing"
+            child.send(signal.SIGTERM)
+            # The other process is asked for nothing more.
+            assert lines.readline() == b""
+    assert child.wait() == 1
+    assert "take_over: interrupted before this process has taken over" in child.output()
+
+
 @pytest.mark.parametrize("has_manager", [False, True], ids=["by itself", "under a service manager"])
 def test_a_successor_that_cannot_start_changes_nothing(tmp_path, has_manager):
     with contextlib.ExitStack() as stack:

@@ -179,9 +179,9 @@ pub static QUEUE_ARGUMENTS: [ArgumentSpec; 29] = [
     ArgumentSpec::new("x-initial-cluster-size", COUNT).stream().policy().without_effect(),
     ArgumentSpec::new("x-consumer-timeout", COUNT).quorum(16).since_4().policy().without_effect(),
     ArgumentSpec::new("x-consumer-disconnected-timeout", COUNT).quorum(17).since_4().policy().without_effect(),
-    ArgumentSpec::new("x-delayed-retry-type", Text).quorum(18).since_4().policy().unchecked().without_effect(),
-    ArgumentSpec::new("x-delayed-retry-min", COUNT).quorum(19).since_4().operator_policy().unchecked().without_effect(),
-    ArgumentSpec::new("x-delayed-retry-max", COUNT).quorum(20).since_4().operator_policy().unchecked().without_effect(),
+    ArgumentSpec::new("x-delayed-retry-type", RETRY_TYPE).quorum(18).since_4().operator_policy().unchecked().without_effect(),
+    ArgumentSpec::new("x-delayed-retry-min", DELAY).quorum(19).since_4().operator_policy().unchecked().without_effect(),
+    ArgumentSpec::new("x-delayed-retry-max", DELAY).quorum(20).since_4().operator_policy().unchecked().without_effect(),
     ArgumentSpec::new("x-stream-filter-size-bytes", Unspecified).stream().since_4().policy().without_effect(),
     // Earlier versions know it.
     ArgumentSpec::new("x-ha-policy", Text).without_effect(),
@@ -208,6 +208,9 @@ const STRATEGY: ArgumentValue = Choice(&["at-most-once", "at-least-once"], "inva
 const LEADER_LOCATOR: ArgumentValue =
     Choice(&["client-local", "balanced", "random", "least-leaders"], "invalid_queue_locator_arg");
 const MASTER_LOCATOR: ArgumentValue = Choice(&["client-local", "min-masters", "random"], "");
+const RETRY_TYPE: ArgumentValue = Choice(&["all", "failed", "returned", "disabled"], "");
+/// Checked in policies alone.
+const DELAY: ArgumentValue = Count { zero: Some(""), most: None };
 
 /// The longest time to live that RabbitMQ accepts, in milliseconds: ten years of 365 days.
 pub const MAX_EXPIRY: i64 = 315_360_000_000;

@@ -1,6 +1,7 @@
 //! Policies: arguments that the operator gives to queues and exchanges by name (RabbitMQ, "Parameters and Policies").
 
 mod definition;
+mod mirroring;
 
 use std::cmp::Reverse;
 use std::sync::Arc;

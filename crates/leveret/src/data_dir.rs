@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use broker::Broker;
 use server::Clock;
+use store::catalogue::Catalogue;
 use store::disk::RealDisk;
 use store::{DirectoryLock, LockError, Recovered, Rounds, RunningStore, Store, StoreSettings};
 
@@ -15,6 +16,7 @@ use crate::config::{Config, SettingError};
 use crate::definitions::{self, Before};
 use crate::pagers::Pagers;
 use crate::serve::ServeError;
+use crate::spool;
 use crate::stored_clock::StoredClock;
 
 const KEY: &str = "data_dir";
@@ -76,6 +78,13 @@ pub(crate) fn check(config: &Config) -> Result<(), ServeError> {
         _ => return Ok(()),
     };
     Err(ServeError::Setting(SettingError::new(KEY, unusable(&error)).about(path.display())))
+}
+
+/// Whether nothing was ever stored in the directory that this process is to use.
+pub(crate) fn is_new(config: &Config) -> bool {
+    let Ok(Some(path)) = config.data_dir.directory() else { return false };
+    let path = if config.upstream.is_empty() { path } else { path.join(spool::DIR) };
+    config.uses_data_dir() && !Catalogue::exists_in(&path)
 }
 
 /// Loads the broker of a spool, whose directory has nothing else. All of it is on disk on return. The clock continues as by

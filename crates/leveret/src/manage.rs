@@ -312,6 +312,7 @@ impl ApiProcess for Manager {
         let migrator = &self.hooks.migrator;
         let done = match step {
             MigrationStep::Start(request) => migrator.start(request),
+            MigrationStep::CheckLogin(request) => migrator.check_login(request),
             MigrationStep::Stop => migrator.stop(),
             MigrationStep::CutOver(named) => migrator.cut_over(named),
             MigrationStep::Finish(named) => migrator.finish(named),

@@ -18,9 +18,10 @@ use proxy::Pool;
 use serde_json::{Map, Value, json};
 use server::{
     Clock, ExchangeRecord, Migration, MigrationConfig, MoveDirection, MoveLoginError, MovedQueue, Server,
+    check_target_login,
 };
 use tokio::runtime::Handle;
-use tokio::sync::Mutex as AsyncMutex;
+use tokio::sync::{Mutex as AsyncMutex, oneshot};
 
 pub(crate) use cut_over::TakeoverError;
 pub(crate) use record::{RecordFile, forget_if_off, is_outdated, obey};
@@ -33,6 +34,9 @@ use crate::serve;
 use crate::signals::Drainer;
 use crate::takeover::Offer;
 use crate::tls::Tls;
+
+/// The phase that is reported while this process ends.
+const SHUTTING_DOWN: &str = "ending: this process shuts down";
 
 /// How long messages in flight may delay a drain.
 const HALT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -100,13 +104,11 @@ impl Migrator {
     /// The request is wrong, or does not fit what is under way.
     pub(crate) fn start(self: &Arc<Self>, request: &Map<String, Value>) -> Result<Value, MoveError> {
         let broker = self.broker.as_ref().ok_or(MoveError::Pool)?;
-        let member = |key: &str| request.get(key).ok_or_else(|| MoveError::missing(key));
-        let text = |key: &str| member(key)?.as_str().ok_or_else(|| MoveError::missing(key));
-        let direction = read_direction(member("direction")?)?;
-        let upstreams = read_addresses(member("addresses")?)?;
-        let vhosts = request.get("vhosts").and_then(|names| serde_json::from_value(names.clone()).ok());
+        let direction = read_direction(member(request, "direction")?)?;
+        let upstreams = read_addresses(member(request, "addresses")?)?;
+        let vhosts = vhosts_of(request);
         let skipped = request.get("skip").and_then(|queues| serde_json::from_value(queues.clone()).ok());
-        let (user, password) = (text("user")?.to_owned(), text("password")?.to_owned());
+        let (user, password) = (text(request, "user")?.to_owned(), text(request, "password")?.to_owned());
         let addresses: Vec<_> = upstreams.iter().map(ToString::to_string).collect();
         let mut state = self.state.lock();
         match &state.phase {
@@ -144,6 +146,29 @@ impl Migrator {
             this.begin(attempt, broker, config).await;
         });
         Ok(self.status())
+    }
+
+    /// Tries the login at the other broker in the virtual hosts that are given, as a start does, and changes nothing. Must be
+    /// called outside the runtime, whose tasks it waits for.
+    ///
+    /// # Errors
+    ///
+    /// The request is wrong, or the messages are not here.
+    pub(crate) fn check_login(&self, request: &Map<String, Value>) -> Result<Value, MoveError> {
+        if self.broker.is_none() {
+            return Err(MoveError::Pool);
+        }
+        let upstreams = read_addresses(member(request, "addresses")?)?;
+        let (user, password) = (text(request, "user")?.to_owned(), text(request, "password")?.to_owned());
+        let vhosts = vhosts_of(request).ok_or_else(|| MoveError::missing("vhosts"))?;
+        let pool = self.pool(&upstreams)?;
+        let (report, checked) = oneshot::channel();
+        self.runtime.spawn(async move {
+            // The request may be gone.
+            let _ = report.send(check_target_login(&pool, &user, &password, &vhosts).await);
+        });
+        let checked = checked.blocking_recv().map_err(|_| MoveError::NotNow(SHUTTING_DOWN))?;
+        Ok(json!({ "failure": checked.err().map(|error| error.to_string()) }))
     }
 
     /// Checks the login in every virtual host, removes what an earlier move has left, then starts.
@@ -256,7 +281,7 @@ impl Migrator {
         self.offer.pause();
         if !self.drainer.cut_over() {
             self.offer.resume();
-            return Err(MoveError::NotNow("ending: this process shuts down"));
+            return Err(MoveError::NotNow(SHUTTING_DOWN));
         }
         state.phase = MovePhase::Closing;
         drop(state);
@@ -313,6 +338,19 @@ impl Migrator {
             "queues": shown(&queues),
         })
     }
+}
+
+fn member<'a>(request: &'a Map<String, Value>, key: &str) -> Result<&'a Value, MoveError> {
+    request.get(key).ok_or_else(|| MoveError::missing(key))
+}
+
+fn text<'a>(request: &'a Map<String, Value>, key: &str) -> Result<&'a str, MoveError> {
+    member(request, key)?.as_str().ok_or_else(|| MoveError::missing(key))
+}
+
+/// The virtual hosts that a request names, if it does.
+fn vhosts_of(request: &Map<String, Value>) -> Option<Vec<String>> {
+    request.get("vhosts").and_then(|names| serde_json::from_value(names.clone()).ok())
 }
 
 fn shown(queues: &[MovedQueue]) -> Value {

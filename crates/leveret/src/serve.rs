@@ -17,7 +17,7 @@ use sync::work;
 use tokio::sync::Notify;
 use transport::Inherited;
 
-use crate::alarms::{self, Sampler};
+use crate::alarms::{self, Levels, Sampler};
 use crate::bound::BoundListeners;
 use crate::config::{
     Config, Effective, Flags, InboundHeader, Limit, LimitsMode, ListenAddr, OutboundHeader, SettingError,
@@ -81,22 +81,22 @@ pub(crate) async fn run(
     descriptors::reserve(&config, !config.upstream.is_empty());
     let offer = Offer::start(&config, &drainer, &notifier).map_err(ServeError::TakeOver)?;
 
+    let bound = BoundListeners::bind_before_first_start(&config, &files, &inherited).await?;
     let (backend, data_dir) = open_backend(&config, &effective, &files, clock)?;
     let SettingFiles { tls, relays, logins, access_log, .. } = files;
     let server = create_server(&config, &backend, clock, access_log.as_deref())?;
     let spool = open_spool(&config, &backend, &server, clock)?;
     follow_clock(clock, data_dir.as_ref(), spool.as_ref());
     let sampler = start_sampler(&config, &server, &backend)?;
-    let listeners = BoundListeners::bind(&config, &relays, &tls, &inherited).await?;
+    let listeners = match bound {
+        Some(bound) => bound,
+        None => BoundListeners::bind(&config, &relays, &tls, &inherited).await?,
+    };
+    listeners.announce();
     let levels = sampler.as_ref().map(|sampler| Arc::clone(sampler.levels()));
     let spool_levels = spool.as_ref().map(|spool| Arc::clone(spool.levels()));
-    let status = Arc::new(Status::new(
-        server.clone(),
-        backend.clone(),
-        listeners.clients.websocket_ports(),
-        levels.clone().or_else(|| spool_levels.clone()),
-        tls.server.clone(),
-    ));
+    let any_levels = levels.clone().or_else(|| spool_levels.clone());
+    let status = create_status(&server, &backend, &listeners, any_levels, &tls);
     succession.complete(&backend, &server, &drain).await?;
     let BoundListeners { clients, relays: of_relays, http, sockets } = listeners;
     clients.serve(&server, &config, &relays, &tls);
@@ -222,6 +222,18 @@ fn create_server(
         tokio::spawn(close_deleted(Arc::clone(pool), server.clone()));
     }
     Ok(server)
+}
+
+/// Creates what is shown over HTTP.
+fn create_status(
+    server: &Server,
+    backend: &Backend,
+    listeners: &BoundListeners,
+    levels: Option<Arc<Levels>>,
+    tls: &Tls,
+) -> Arc<Status> {
+    let ports = listeners.clients.websocket_ports();
+    Arc::new(Status::new(server.clone(), backend.clone(), ports, levels, tls.server.clone()))
 }
 
 /// Opens the spool, if there is one, and lets clients publish to it.

@@ -13,7 +13,7 @@ use crate::serve::{NewBroker, ServeError, start_timer};
 use crate::stored_clock::StoredClock;
 
 /// The directory within `data_dir`.
-const DIR: &str = "spool";
+pub(crate) const DIR: &str = "spool";
 
 /// The file of accepted logins within that directory.
 const LOGINS: &str = "logins";

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use amqp::Fault;
 use broker::Waiter;
 use parking_lot::Mutex;
 use sync::work;
@@ -18,6 +19,9 @@ use crate::websocket::FrameMapping;
 
 /// Time limit for the answers to a client's requests, including its confirms, during a drain.
 pub(crate) const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The recorded end of a connection whose login was refused, in all protocols.
+pub(crate) const LOGIN_REFUSED: &str = "login refused";
 
 /// Bytes of a user name that are logged. Users have no longer ones, but an MQTT client may send 64 KiB.
 const MAX_USER: usize = 255;
@@ -123,9 +127,24 @@ impl ConnectionCore {
         }
     }
 
-    /// Counts and logs a refused login. `why` is for operators only. Both arguments may contain the client's input, and
-    /// are truncated.
-    pub(crate) fn login_refused(&self, user: &str, why: &str) {
+    /// Counts and logs a refused login, and records it as the end of the connection. `why` is for the log alone. Both
+    /// arguments may contain the client's input, and are truncated.
+    pub(crate) fn login_refused(&mut self, user: &str, why: &str) {
+        self.count_refused(user, why);
+        self.ends(Ending::Refused, || LOGIN_REFUSED.to_owned());
+    }
+
+    /// Counts and logs the refusal of a virtual host after an accepted login, and records it as the end of the connection,
+    /// unless a limit was recorded before.
+    pub(crate) fn vhost_refused(&mut self, user: &str, fault: &Fault) {
+        // A limit of this process has been logged already.
+        if !self.has_end() {
+            self.count_refused(user, &fault.text);
+        }
+        self.ends(Ending::Refused, || format!("closed by server: {fault}"));
+    }
+
+    fn count_refused(&self, user: &str, why: &str) {
         self.shared.metrics.logins_refused.add(1);
         let (user, error) = (cut(user, MAX_USER), cut(why, MAX_REASON));
         tracing::warn!(connection = self.id, peer = %self.peer, user, error, "login refused");

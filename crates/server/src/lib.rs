@@ -61,6 +61,7 @@ pub use lines::{LAST_LINES_TIMEOUT, LineQueue, LineReport, LineTarget, LineWrite
 pub use metrics::{Confirms, Counter, ServerMetrics};
 pub use migration::{
     ExchangeRecord, Migration, MigrationConfig, MoveDirection, MoveLoginError, MovedQueue, MovedQueueState,
+    check_target_login,
 };
 pub use mqtt::{
     DetachedMqttSession, GroupStatus, MqttConfig, MqttRestoreError, MqttUpstreamTotals, MqttVhosts,

@@ -174,10 +174,7 @@ impl Migration {
         let credentials = Arc::new(Credentials::plain(user.clone(), password));
         let of_login = Arc::clone(&pool);
         let connect = move |vhost: &str, is_isolated: bool| -> TargetConnectFuture {
-            let credentials = Arc::clone(&credentials);
-            let login = UpstreamLogin { prefix: "move-", credentials, vhost: vhost.into() };
-            let upstream = PoolUpstream::new(&of_login, &login).without_replay(is_isolated);
-            Box::pin(async move { upstream.open().await })
+            connect_target(&of_login, &credentials, vhost, is_isolated)
         };
         let context = MoveContext {
             broker,
@@ -283,6 +280,39 @@ impl Migration {
         }
         self.pool.drain(run::CLOSE_TIMEOUT, run::CLOSE_TIMEOUT).await;
     }
+}
+
+/// Checks a login at another broker in these virtual hosts, without any move, and closes the connections of `pool`.
+///
+/// # Errors
+/// As for [`Migration::check_logins`].
+pub async fn check_target_login(
+    pool: &Arc<Pool>,
+    user: &str,
+    password: &str,
+    vhosts: &[String],
+) -> Result<(), MoveLoginError> {
+    let credentials = Arc::new(Credentials::plain(user, password));
+    let check_all = async {
+        for vhost in vhosts {
+            run::close(connect_target(pool, &credentials, vhost, false).await?).await;
+        }
+        Ok(())
+    };
+    let checked = check_all.await;
+    pool.drain(run::CLOSE_TIMEOUT, run::CLOSE_TIMEOUT).await;
+    checked
+}
+
+fn connect_target(
+    pool: &Arc<Pool>,
+    credentials: &Arc<Credentials>,
+    vhost: &str,
+    is_isolated: bool,
+) -> TargetConnectFuture {
+    let login = UpstreamLogin { prefix: "move-", credentials: Arc::clone(credentials), vhost: vhost.into() };
+    let upstream = PoolUpstream::new(pool, &login).without_replay(is_isolated);
+    Box::pin(async move { upstream.open().await })
 }
 
 /// The reason why there is no session at the other broker.

@@ -12,6 +12,7 @@ mod rebuild;
 mod section;
 
 use std::ops::Bound;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -130,6 +131,11 @@ struct CatalogueWriter {
 }
 
 impl Catalogue {
+    /// Whether a data directory has a catalogue; nothing was ever stored in one that has none.
+    pub fn exists_in(directory: &Path) -> bool {
+        directory.join(FILE).exists()
+    }
+
     /// Opens the catalogue in a data directory, and creates it if it is missing.
     ///
     /// # Errors

@@ -281,10 +281,10 @@ pub(super) fn number(value: &Value) -> Option<i64> {
     value.as_i64().or_else(|| value.as_str()?.trim().parse().ok())
 }
 
-/// Removes the object under a key from the body. RabbitMQ accepts an empty list as an empty object.
+/// Removes the object under a key from the body. RabbitMQ accepts an empty list as an empty object, and fails for `null`.
 pub(super) fn object(body: &mut Map<String, Value>, key: &str) -> Result<Map<String, Value>, ApiError> {
     match body.remove(key) {
-        None | Some(Value::Null) => Ok(Map::new()),
+        None => Ok(Map::new()),
         Some(Value::Object(object)) => Ok(object),
         Some(Value::Array(items)) if items.is_empty() => Ok(Map::new()),
         Some(other) => Err(ApiError::bad_request(format!("{key} is not an object: {other}"))),

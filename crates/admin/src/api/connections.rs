@@ -175,11 +175,12 @@ fn show(call: &Call, named: &NamedConnection) -> Value {
     shown
 }
 
-/// The state of a connection. Once an alarm is raised, an AMQP connection is `blocking` until it publishes, and then `blocked`.
+/// The state of a connection. Once an alarm is raised, an AMQP or STOMP connection is `blocking` until it publishes, and then
+/// `blocked`. RabbitMQ has no `blocking` for MQTT.
 fn connection_state(call: &Call, connection: &dyn ClientConnection, info: &ConnectionInfo) -> &'static str {
     if connection.is_blocked() {
         "blocked"
-    } else if info.protocol.starts_with("AMQP") && call.api.process.blocks_publishers() {
+    } else if !info.protocol.starts_with("MQTT") && call.api.process.blocks_publishers() {
         "blocking"
     } else {
         state(connection.is_in_flow(call.now()))

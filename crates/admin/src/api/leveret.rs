@@ -184,6 +184,11 @@ pub(super) fn start_migration(call: &Call) -> ApiAnswer {
     steer_migration(call, MigrationStep::Start(&call.object()?))
 }
 
+/// `POST /api/leveret/migration/check-login`.
+pub(super) fn check_migration_login(call: &Call) -> ApiAnswer {
+    steer_migration(call, MigrationStep::CheckLogin(&call.object()?))
+}
+
 /// `DELETE /api/leveret/migration`.
 pub(super) fn stop_migration(call: &Call) -> ApiAnswer {
     steer_migration(call, MigrationStep::Stop)

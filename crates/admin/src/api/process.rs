@@ -135,7 +135,8 @@ pub trait Process: Send + Sync + 'static {
     /// to another broker, and what is made here would be lost.
     fn begin_change(&self) -> Option<ChangePermit>;
 
-    /// Takes a step of such a move. Returns at once, with [`Process::migration`].
+    /// Takes a step of such a move. Returns at once, with [`Process::migration`]; only a check of the login waits for the other
+    /// broker.
     ///
     /// # Errors
     ///
@@ -151,6 +152,8 @@ pub type ChangePermit = Arc<()>;
 pub enum MigrationStep<'a> {
     /// Begins with the `direction` (`to` or `from`), the `addresses`, the `user` and the `password` of the other broker.
     Start(&'a Map<String, Value>),
+    /// Tries that login in the `vhosts`, and changes nothing. Returns an object with the `failure`, or `null` in it.
+    CheckLogin(&'a Map<String, Value>),
     /// Ends it; messages that have moved stay there.
     Stop,
     /// Closes all clients: the rest is to move. With the `direction` and the `addresses` of the move that is meant, if they are

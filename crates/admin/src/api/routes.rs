@@ -478,6 +478,9 @@ pub(super) static ROUTES: &[Route] = &[
         post(Administrator, leveret::start_migration, "Start or resume a migration"),
         delete(Administrator, leveret::stop_migration, "Stop a migration; messages that have moved stay there"),
     ]),
+    broker_or_pool("leveret/migration/check-login", &[
+        post(Administrator, leveret::check_migration_login, "Try the login of a migration at the other broker; change nothing"),
+    ]),
     broker_or_pool("leveret/migration/cut-over", &[
         post(Administrator, leveret::cut_over, "Close all clients, to move the rest and become a pool"),
     ]),

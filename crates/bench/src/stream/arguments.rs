@@ -173,10 +173,11 @@ impl StreamArguments {
             Some(messages) => Length::Messages(messages),
             None => {
                 let (warmup, measure) = if self.quick { (0.3, 1.0) } else { (1.0, 5.0) };
-                Length::Timed {
-                    warmup: seconds("--warmup", self.warmup.unwrap_or(warmup))?,
-                    measure: seconds("--time", self.time.unwrap_or(measure))?,
-                }
+                let warmup = seconds("--warmup", self.warmup.unwrap_or(warmup))?;
+                let measure = seconds("--time", self.time.unwrap_or(measure))?;
+                // Rates are per second of it.
+                check(!measure.is_zero(), "--time must be above 0")?;
+                Length::Timed { warmup, measure }
             }
         };
         let acks = if self.auto_ack {
@@ -259,6 +260,8 @@ pub(crate) mod tests {
             &["--rounds", "0"],
             &["--messages", "0"],
             &["--time=-1"],
+            &["--time", "0"],
+            &["--time", "0.0000000001"],
             &["--multi-ack", "2", "--prefetch", "1"],
             &["--expect", "other.rate>1"],
             &["--uri", "http://h"],

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use amqp::{ArgumentSpec, ArgumentValue, FieldTable, FieldValue};
 use serde_json::{Map, Value};
 
+use super::mirroring;
 use crate::arguments::QueueKind;
 use crate::compatibility::Compatibility;
 
@@ -28,15 +29,19 @@ pub struct PolicyError {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum PolicyFault {
+pub(super) enum PolicyFault {
     NoKeys,
     Unknown,
     NotForOperators,
     /// The value is not a whole number of at least this.
     Below(u64, Value),
     NotText(Value),
+    /// The value is more than this.
+    Above(i64, Value),
     /// The value is not one of the key's choices.
     Choice(String),
+    /// The key has to come with this one.
+    Needs(&'static str),
 }
 
 impl PolicyDefinition {
@@ -57,6 +62,12 @@ impl PolicyDefinition {
         for (key, value) in entries {
             definition.read(key, value, release).map_err(|fault| PolicyError { key: key.clone(), fault })?;
         }
+        let checked = match release {
+            Some(Compatibility::V3_10) => mirroring::check(entries),
+            Some(Compatibility::V4) => check_delayed_retry(entries),
+            None => Ok(()),
+        };
+        checked.map_err(|(key, fault)| PolicyError { key: key.to_owned(), fault })?;
         Ok(definition)
     }
 
@@ -89,21 +100,25 @@ impl PolicyDefinition {
             self.alternate_exchange = Some(text(value)?.into());
             return Ok(());
         }
-        if MIRRORING.contains(&key) && release.is_none_or(|release| release == Compatibility::V3_10)
-            || key == TARGET_GROUP_SIZE && release.is_none_or(|release| release == Compatibility::V4)
+        if mirroring::is_key(key) && release.is_none_or(|release| release == Compatibility::V3_10)
+            || key == TARGET_GROUP_SIZE && release.is_none()
         {
             return Ok(());
+        }
+        if key == TARGET_GROUP_SIZE && release == Some(Compatibility::V4) {
+            return least(1, value).map(drop);
         }
         let spec = ArgumentSpec::of_policy(key)
             .filter(|spec| release.is_none_or(|release| release.allows_policy_key(spec)));
         let spec = spec.ok_or(PolicyFault::Unknown)?;
-        if spec.has_effect {
-            match argument(&spec.value, value) {
-                Ok(value) => self.arguments.insert(spec.name, value),
-                // It was stored by a build that did not check the value.
-                Err(_) if release.is_none() => {}
-                Err(fault) => return Err(fault),
-            }
+        let checked =
+            if spec.has_effect { argument(&spec.value, value).map(Some) } else { check(spec, value) };
+        match checked {
+            Ok(Some(value)) => self.arguments.insert(spec.name, value),
+            Ok(None) => {}
+            // It was stored by a build that did not check the value.
+            Err(_) if release.is_none() => {}
+            Err(fault) => return Err(fault),
         }
         Ok(())
     }
@@ -129,7 +144,7 @@ fn supports(kind: QueueKind, key: &str, release: Compatibility) -> bool {
             release == Compatibility::V3_10
         }
         (Quorum, "queue-mode" | "queue-master-locator") => false,
-        (Quorum, key) => !MIRRORING.contains(&key),
+        (Quorum, key) => !mirroring::is_key(key),
         (Classic, _) => true,
     }
 }
@@ -138,9 +153,7 @@ fn supports(kind: QueueKind, key: &str, release: Compatibility) -> bool {
 fn argument(valid: &ArgumentValue, value: &Value) -> Result<FieldValue, PolicyFault> {
     match valid {
         ArgumentValue::Count { zero, .. } => {
-            let least = u64::from(zero.is_some());
-            let number = value.as_u64().filter(|number| *number >= least);
-            let number = number.ok_or_else(|| PolicyFault::Below(least, value.clone()))?;
+            let number = least(u64::from(zero.is_some()), value)?;
             Ok(FieldValue::I64(i64::try_from(number).unwrap_or(i64::MAX)))
         }
         ArgumentValue::Choice(known, _) => match text(value)? {
@@ -149,6 +162,39 @@ fn argument(valid: &ArgumentValue, value: &Value) -> Result<FieldValue, PolicyFa
         },
         _ => text(value).map(FieldValue::text),
     }
+}
+
+/// Checks the value of a key without effect. There are no streams here, whose keys may have any.
+fn check(spec: &ArgumentSpec, value: &Value) -> Result<Option<FieldValue>, PolicyFault> {
+    match (&spec.value, value.as_i64()) {
+        (ArgumentValue::Unspecified, _) => {}
+        (ArgumentValue::Count { most: Some((most, _)), .. }, Some(number)) if number > *most => {
+            return Err(PolicyFault::Above(*most, value.clone()));
+        }
+        (valid, _) => _ = argument(valid, value)?,
+    }
+    Ok(None)
+}
+
+/// Checks the keys for the delays of redelivery that RabbitMQ 4 has, which have no effect here.
+fn check_delayed_retry(entries: &Map<String, Value>) -> Result<(), (&'static str, PolicyFault)> {
+    const TYPE: &str = "delayed-retry-type";
+    const MIN: &str = "delayed-retry-min";
+    const MAX: &str = "delayed-retry-max";
+    let number = |key| entries.get(key).and_then(Value::as_u64);
+    if entries.get(TYPE).is_some_and(|kind| kind != "disabled") && !entries.contains_key(MIN) {
+        return Err((TYPE, PolicyFault::Needs(MIN)));
+    }
+    match (number(MIN), number(MAX)) {
+        (Some(min), Some(max)) if max < min => Err((MAX, PolicyFault::Below(min, max.into()))),
+        _ => Ok(()),
+    }
+}
+
+/// A whole number of at least `least`.
+pub(super) fn least(least: u64, value: &Value) -> Result<u64, PolicyFault> {
+    let number = value.as_u64().filter(|number| *number >= least);
+    number.ok_or_else(|| PolicyFault::Below(least, value.clone()))
 }
 
 fn text(value: &Value) -> Result<&str, PolicyFault> {
@@ -165,6 +211,8 @@ impl fmt::Display for PolicyError {
             PolicyFault::Below(least, value) => {
                 write!(f, "{key}: {value} is not a whole number of at least {least}")
             }
+            PolicyFault::Above(most, value) => write!(f, "{key}: {value} is more than {most}"),
+            PolicyFault::Needs(other) => write!(f, "{key}: {other} must be specified, too"),
             PolicyFault::NotText(value) => write!(f, "{key}: {value} is not a text"),
             // RabbitMQ has another text for this key.
             PolicyFault::Choice(value) if key == "overflow" => {
@@ -177,16 +225,6 @@ impl fmt::Display for PolicyError {
 
 /// The key for the number of a quorum queue's replicas, which has no effect on a single node.
 const TARGET_GROUP_SIZE: &str = "target-group-size";
-
-/// Keys of RabbitMQ 3.10 for mirrored classic queues, which have no effect on a single node.
-const MIRRORING: &[&str] = &[
-    "ha-mode",
-    "ha-params",
-    "ha-promote-on-failure",
-    "ha-promote-on-shutdown",
-    "ha-sync-batch-size",
-    "ha-sync-mode",
-];
 
 #[cfg(test)]
 mod tests {
@@ -294,12 +332,34 @@ mod tests {
     }
 
     #[test]
+    fn values_of_keys_without_effect_are_checked_as_well() {
+        for (json, reason) in [
+            (r#"{"target-group-size": 0}"#, "target-group-size: 0 is not a whole number of at least 1"),
+            (r#"{"queue-version": 3}"#, "queue-version: 3 is more than 2"),
+            (r#"{"consumer-timeout": -1}"#, "consumer-timeout: -1 is not a whole number of at least 0"),
+            (
+                r#"{"delayed-retry-type": "all"}"#,
+                "delayed-retry-type: delayed-retry-min must be specified, too",
+            ),
+            (
+                r#"{"delayed-retry-min": 2, "delayed-retry-max": 1}"#,
+                "delayed-retry-max: 1 is not a whole number of at least 2",
+            ),
+        ] {
+            let entries = serde_json::from_str(json).unwrap();
+            let refused = PolicyDefinition::parse(&entries, Compatibility::V4).unwrap_err();
+            assert_eq!(refused.to_string(), reason);
+            assert!(PolicyDefinition::parse(&entries, None).is_ok(), "{json}: stored before");
+        }
+    }
+
+    #[test]
     fn keys_that_only_rabbitmq_4_knows_are_unknown_to_3_10() {
-        let operator = [("delayed-retry-min", "1"), ("delayed-retry-max", "1")];
+        let operator =
+            [("delayed-retry-min", "1"), ("delayed-retry-max", "1"), ("delayed-retry-type", r#""disabled""#)];
         let others = [
             ("consumer-timeout", "1"),
             ("consumer-disconnected-timeout", "1"),
-            ("delayed-retry-type", r#""all""#),
             ("stream-filter-size-bytes", "20"),
             ("target-group-size", "3"),
         ];

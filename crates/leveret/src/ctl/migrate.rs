@@ -173,11 +173,9 @@ impl Migrate<'_> {
             MoveDirection::Out => Value::Null,
             MoveDirection::In => names(&self.other.get("/api/vhosts")?),
         };
-        let mut request = self.named();
+        let mut request = self.with_login();
         request["vhosts"] = vhosts;
         request["skip"] = json!(skipped);
-        request["user"] = json!(self.command.other_user);
-        request["password"] = json!(self.password);
         let start = || self.api.post(&path(&PATH), request.to_string().into_bytes());
         // Another command may have been about to begin the same move.
         let started = start().or_else(|failure| {
@@ -196,6 +194,14 @@ impl Migrate<'_> {
     /// The members of a request by which the server knows the move of this command.
     fn named(&self) -> Value {
         json!({"direction": direction_name(self.way), "addresses": self.addresses})
+    }
+
+    /// The same, with the login at the other broker.
+    fn with_login(&self) -> Value {
+        let mut request = self.named();
+        request["user"] = json!(self.command.other_user);
+        request["password"] = json!(self.password);
+        request
     }
 
     /// Takes a step of this command's move.
@@ -302,7 +308,44 @@ impl Migrate<'_> {
         if self.way == MoveDirection::Out && status["can_be_pool"] == false {
             self.output.remark(CANNOT_CHANGE)?;
         }
-        self.output.remark("nothing was changed")
+        self.output.remark("nothing was changed")?;
+        self.try_login()
+    }
+
+    /// Lets the server try the login at the other broker, as a move would, in the virtual hosts in which that is possible
+    /// before definitions are made and permissions given.
+    ///
+    /// # Errors
+    ///
+    /// It is refused, or nobody answers there.
+    fn try_login(&self) -> Result<(), Failure> {
+        let permissions = self.other.found(&path(&["users", &self.command.other_user, "permissions"]))?;
+        let permissions = permissions.iter().flat_map(|all| all.as_array()).flatten();
+        let allowed: Vec<_> = permissions.filter_map(|of| of["vhost"].as_str()).collect();
+        let concerned = match self.way {
+            MoveDirection::Out => names(&self.api.get("/api/vhosts")?),
+            MoveDirection::In => json!(allowed),
+        };
+        let concerned = concerned.as_array().into_iter().flatten().filter_map(Value::as_str);
+        let mut vhosts: Vec<_> = concerned.filter(|vhost| allowed.contains(vhost)).collect();
+        if vhosts.is_empty() {
+            // Any one shows whether the password is accepted.
+            vhosts.extend(allowed.first());
+        }
+        if vhosts.is_empty() {
+            let user = &self.command.other_user;
+            return self.output.remark(&format!(
+                "the AMQP login was not tried: user '{user}' has no permissions in any virtual host there yet"
+            ));
+        }
+        let mut request = self.with_login();
+        request["vhosts"] = json!(vhosts);
+        let checked =
+            self.api.post(&path(&[PATH[0], PATH[1], "check-login"]), request.to_string().into_bytes())?;
+        match checked["failure"].as_str() {
+            Some(why) => Err(Failure::Run(why.to_owned())),
+            None => self.output.remark("the AMQP login there is accepted"),
+        }
     }
 }
 

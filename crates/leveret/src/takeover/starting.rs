@@ -19,7 +19,7 @@ use crate::definitions::ExistingObjects;
 /// How long a process that is shutting down is asked again, until its own successor, if it has one, is found.
 const SUCCESSOR_POLL_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Maximum time until the list of a broker's objects arrives, of which there may be millions. A signal waits for it, too.
+/// Maximum time until the list of a broker's objects arrives, of which there may be millions.
 const LIST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long to search for a process if none is found at first: it may just have taken over.
@@ -116,6 +116,14 @@ impl Predecessor {
     /// Whether it has to end before this process can start.
     pub(crate) fn must_end_first(&self) -> bool {
         self.must_end_first
+    }
+
+    /// A second handle of the connection, for ending a wait for an answer.
+    ///
+    /// # Errors
+    /// No file descriptor is left.
+    pub(super) fn connection(&self) -> io::Result<UnixStream> {
+        self.stream.try_clone()
     }
 
     /// Asks for its broker's objects; with `only_if_untouched`, the list is empty if a client or an operator has defined any.

@@ -1,5 +1,6 @@
 //! When the predecessor is asked to go: as late as a start allows.
 
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 
 use server::{Backend, Server};
@@ -40,7 +41,7 @@ impl Succession {
         if let Some(predecessor) =
             begun.predecessor.as_mut().filter(|predecessor| predecessor.must_end_first())
         {
-            definitions::check(config, |only_if_untouched| predecessor.existing(only_if_untouched))?;
+            check_definitions(config, predecessor, drain).await?;
             // Its clients connect again.
             begun.replace(drain).await?;
             if drain.is_made() {
@@ -95,4 +96,24 @@ impl Succession {
         self.has_replaced = true;
         Ok(stream)
     }
+}
+
+/// Checks the definitions that this process will load, beside those of its predecessor. A signal ends the wait for the list of
+/// these.
+async fn check_definitions(
+    config: &Config,
+    predecessor: &mut Predecessor,
+    drain: &DrainRequest,
+) -> Result<(), ServeError> {
+    let connection = predecessor.connection().map_err(ServeError::TakeOver)?;
+    let mut requested = drain.clone();
+    let interrupting = tokio::spawn(async move {
+        requested.wait().await;
+        // The answer that is waited for is now the end of the connection.
+        let _ = connection.shutdown(Shutdown::Both);
+    });
+    let checked = definitions::check(config, |only_if_untouched| predecessor.existing(only_if_untouched));
+    interrupting.abort();
+    let _ = interrupting.await;
+    if drain.is_made() { Err(ServeError::Interrupted) } else { checked }
 }

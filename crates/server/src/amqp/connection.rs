@@ -19,7 +19,7 @@ use self::succession::PROTOCOL;
 pub(crate) use self::succession::{ConnectionState, closing};
 use super::session::{BackendSession, Deferral};
 use crate::backend::{BackendLogin, LoginError, LoginRequest};
-use crate::client::{BackendRequest, ConnectionCore, Ending, ProtocolState, SETTLE_TIMEOUT};
+use crate::client::{BackendRequest, ConnectionCore, Ending, LOGIN_REFUSED, ProtocolState, SETTLE_TIMEOUT};
 use crate::registry::{NewConnection, OpenConnection};
 use crate::spool::PendingLogin;
 use crate::websocket::FrameMapping;
@@ -247,10 +247,9 @@ impl AmqpConnection {
                 handshake.machine.accept_login();
             }
             Answer::Login(Err(LoginError::Refused { text, why })) => {
+                // Recorded now: a client may disconnect before the handshake ends.
                 self.core.login_refused(&handshake.user, &why);
                 handshake.machine.refuse_login(text);
-                // Recorded now, since a client may disconnect before the handshake ends.
-                self.core.ends(Ending::Refused, || describe(&ServerEnd::LoginRefused));
             }
             Answer::Login(Err(LoginError::Failed(fault))) => return self.fail(fault, now),
             Answer::Open(Ok(session)) => {
@@ -264,11 +263,10 @@ impl AmqpConnection {
                 return;
             }
             Answer::Open(Err(fault)) => {
-                let (code, reason) = (fault.code, format!("closed by server: {fault}"));
-                // If a limit of this process was exceeded, that has been recorded already.
-                if code == ReplyCode::NotAllowed && !self.core.has_end() {
-                    self.core.login_refused(&handshake.user, &fault.text);
+                if fault.code == ReplyCode::NotAllowed {
+                    self.core.vhost_refused(&handshake.user, &fault);
                 }
+                let (code, reason) = (fault.code, format!("closed by server: {fault}"));
                 handshake.machine.refuse_open(fault);
                 self.core.ends(self.ending_with(code), || reason);
             }
@@ -728,7 +726,7 @@ fn describe_close(close: &connection::Close<'_>) -> String {
 fn describe(end: &ServerEnd) -> String {
     match end {
         ServerEnd::BadProtocolHeader => "peer does not speak AMQP 0-9-1".to_owned(),
-        ServerEnd::LoginRefused => "login refused".to_owned(),
+        ServerEnd::LoginRefused => LOGIN_REFUSED.to_owned(),
         ServerEnd::Faulted(fault) => format!("closed by server: {fault}"),
         ServerEnd::ClosedByPeer => "closed by client during the handshake".to_owned(),
         ServerEnd::Eof => "client closed the connection during the handshake".to_owned(),

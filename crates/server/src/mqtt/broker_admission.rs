@@ -62,7 +62,7 @@ impl BrokerAdmission {
         version: MqttVersion,
     ) -> Result<Self, MqttRefused> {
         let answer = authenticate(hub, &login, core)
-            .inspect_err(|refused| core.login_refused(login.claimed_user(), &refused.why))?;
+            .inspect_err(|refused| refused.record(login.claimed_user(), core))?;
         let mut admission = Self {
             hub: Arc::clone(hub),
             login,
@@ -111,7 +111,7 @@ impl BrokerAdmission {
     ) -> Result<Accepted, MqttRefused> {
         let Self { hub, login, version, .. } = self;
         let authorised = authorise(hub, login, validated, core)
-            .inspect_err(|refused| core.login_refused(login.claimed_user(), &refused.why))?;
+            .inspect_err(|refused| refused.record(login.claimed_user(), core))?;
         core.user_is_external = !authorised.identity().is_listed();
         let user = SessionUser::of(authorised.identity());
         login::enter(core, &user.name, authorised.vhost().name())?;
@@ -286,9 +286,11 @@ async fn authorise_resume(broker: &Broker, identity: &Identity, owner: &Owner) {
 }
 
 /// Starts the user's authentication.
-fn authenticate(hub: &Hub, login: &MqttLogin, core: &ConnectionCore) -> Result<LoginAnswer, MqttRefused> {
+fn authenticate(hub: &Hub, login: &MqttLogin, core: &mut ConnectionCore) -> Result<LoginAnswer, MqttRefused> {
     let (broker, peer) = (hub.broker(), core.peer);
-    let (vhost, login_as) = login.credentials(&hub.config, core.external.as_deref(), core.arrival.port())?;
+    let external = core.external.clone();
+    let (vhost, login_as) = login.credentials(&hub.config, external.as_deref(), core.arrival.port())?;
+    core.logs_in(login_as.user());
     Ok(match login_as {
         LoginAs::Password { user, password } => broker.log_in(LoginAttempt {
             user: user.to_owned(),
@@ -310,21 +312,20 @@ fn authorise(
     core: &ConnectionCore,
 ) -> Result<AuthorisedSession, MqttRefused> {
     let broker = hub.broker();
-    let (vhost, login_as) = login.credentials(&hub.config, core.external.as_deref(), core.arrival.port())?;
-    let name = match login_as {
-        LoginAs::Password { user, .. } => user,
-        LoginAs::Identity(_) => "",
-    };
+    let (vhost, _) = login.credentials(&hub.config, core.external.as_deref(), core.arrival.port())?;
     let identity = validated.map_err(|why| match why {
-        LoginRefused::LoopbackOnly => MqttRefused::new(ReasonCode::NotAuthorized, format!("{name}: {why}")),
-        why => bad_credentials(&format!("{name}: {why}")),
+        LoginRefused::LoopbackOnly => MqttRefused::new(ReasonCode::NotAuthorized, why.to_string()),
+        why => bad_credentials(&why.to_string()),
     })?;
     // Topic permissions may refer to the client identifier.
     let identity = identity.as_client(login.client_id());
-    broker.begin_session(&identity, vhost).map_err(|error| match error {
-        // As in RabbitMQ: the virtual host in front of the user name is wrong.
-        BrokerError::NoVirtualHost(_) => bad_credentials(&error.to_string()),
-        error => MqttRefused::new(ReasonCode::NotAuthorized, error.to_string()),
+    broker.begin_session(&identity, vhost).map_err(|error| {
+        let reason = match error {
+            // As in RabbitMQ: the virtual host in front of the user name is wrong.
+            BrokerError::NoVirtualHost(_) => ReasonCode::BadUserNameOrPassword,
+            _ => ReasonCode::NotAuthorized,
+        };
+        MqttRefused::vhost(reason, error.into())
     })
 }
 
@@ -334,7 +335,7 @@ fn refuse_foreign(
     _: ForeignSession,
     owner: &Owner,
     user: &str,
-    core: &ConnectionCore,
+    core: &mut ConnectionCore,
     version: MqttVersion,
 ) -> MqttRefused {
     let why = format!("client identifier '{}' belongs to another user than '{user}'", owner.client_id);

@@ -91,7 +91,7 @@ impl MqttConnection {
         let mut out = Vec::new();
         self.engine.refuse(refused.reason, refused.reported, &mut out);
         write(&self.core, out);
-        self.core.ends(Ending::Refused, || format!("refused: {}", refused.why));
+        self.core.ends(Ending::Refused, || format!("closed by server: {}", refused.why));
         self.finish();
     }
 
@@ -234,6 +234,7 @@ impl MqttConnection {
             && let Some((place, _)) = self.core.shared.alarms.block(&self.core.outbox)
         {
             self.blocked = Some(place);
+            self.core.view().inspect(|view| view.set_blocked(true));
         }
         self.set_intent();
     }
@@ -489,8 +490,9 @@ impl ProtocolState for MqttConnection {
         if let Some(why) = self.core.take_close_reason() {
             return self.disconnect(&CloseReason::new(ReasonCode::AdministrativeAction, String::from(why)));
         }
-        if !self.core.shared.alarms.any_raised() {
+        if self.blocked.is_some() && !self.core.shared.alarms.any_raised() {
             self.blocked = None;
+            self.core.view().inspect(|view| view.set_blocked(false));
         }
         self.after_batch(now);
     }

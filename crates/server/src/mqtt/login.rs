@@ -1,5 +1,6 @@
 //! CONNECT: the client's identity, its virtual host, and its session's lifetime.
 
+use amqp::Fault;
 use broker::Timestamp;
 use mqtt::packet::{ConnectPacket, Will};
 use mqtt::server::split_user_name;
@@ -40,6 +41,13 @@ pub(super) enum LoginAs<'a> {
     Identity(&'a str),
 }
 
+impl<'a> LoginAs<'a> {
+    pub(super) fn user(self) -> &'a str {
+        let (Self::Password { user, .. } | Self::Identity(user)) = self;
+        user
+    }
+}
+
 /// Why a client is refused.
 #[derive(Debug)]
 pub(super) struct MqttRefused {
@@ -48,11 +56,26 @@ pub(super) struct MqttRefused {
     pub(super) why: String,
     /// For the client, without details that it must not learn.
     pub(super) reported: &'static str,
+    /// The fault by which the virtual host is refused to a client whose login is accepted.
+    vhost_fault: Option<Fault>,
 }
 
 impl MqttRefused {
     pub(super) fn new(reason: ReasonCode, why: String) -> Self {
-        Self { reason, why, reported: "" }
+        Self { reason, why, reported: "", vhost_fault: None }
+    }
+
+    /// The virtual host is refused.
+    pub(super) fn vhost(reason: ReasonCode, fault: Fault) -> Self {
+        Self { vhost_fault: Some(fault.clone()), ..Self::new(reason, fault.text.into_owned()) }
+    }
+
+    /// Counts and logs the refusal of a user's login, and records it as the end of the connection.
+    pub(super) fn record(&self, user: &str, core: &mut ConnectionCore) {
+        match &self.vhost_fault {
+            Some(fault) => core.vhost_refused(user, fault),
+            None => core.login_refused(user, &self.why),
+        }
     }
 
     /// The session belongs to another user. MQTT 3 clients get the return code that RabbitMQ sends if the user may not
@@ -62,7 +85,7 @@ impl MqttRefused {
             MqttVersion::V5 => ReasonCode::NotAuthorized,
             MqttVersion::V31 | MqttVersion::V311 => ReasonCode::ServerUnavailable,
         };
-        Self { reason, why, reported: "client identifier in use by another user" }
+        Self { reported: "client identifier in use by another user", ..Self::new(reason, why) }
     }
 }
 
@@ -95,16 +118,15 @@ impl MqttLogin {
         if client_id.len() > MAX_CLIENT_ID || client_id.contains(char::is_control) {
             let why = "client identifier that is too long for a queue's name, or has control characters";
             return Err(MqttRefused {
-                reason: ReasonCode::ClientIdentifierNotValid,
-                why: why.to_owned(),
                 reported: "at most 232 bytes, no control characters",
+                ..MqttRefused::new(ReasonCode::ClientIdentifierNotValid, why.to_owned())
             });
         }
         if let Some(Err(ConversionError { reason, text })) =
             connect.will.as_ref().map(|will| check_will(will, mapping, most_properties))
         {
             // An error could not be reported to the client once the will is published.
-            return Err(MqttRefused { reason, why: format!("will: {text}"), reported: text });
+            return Err(MqttRefused { reported: text, ..MqttRefused::new(reason, format!("will: {text}")) });
         }
         let expiry = match (connect.version.is_5(), connect.clean_start) {
             (true, _) => connect.properties.session_expiry_interval().unwrap_or(0),

@@ -10,7 +10,7 @@ use stomp::{StompFault, StompVersion};
 use sync::work;
 use transport::{Intent, Outbox};
 
-use super::login::{LoginFailure, StompLogin, StompRefused, log_in};
+use super::login::{LoginFailure, StompLogin, log_in};
 use super::session::{CancelledSubscription, StompSession, of_fault};
 use crate::client::{ConnectionCore, Ending, ProtocolState, SETTLE_TIMEOUT};
 use crate::registry::{ClientSession, NewConnection, OpenConnection};
@@ -100,8 +100,8 @@ impl StompConnection {
         match login {
             Ok(StompLogin::Accepted(session)) => self.entered(session, now),
             Ok(asked) => self.login = Some(asked),
-            Err(LoginFailure::Refused(StompRefused { fault, ending })) => {
-                self.core.ends(ending, || fault.to_string());
+            Err(LoginFailure::Refused(fault)) => {
+                self.core.ends(Ending::Refused, || format!("closed by server: {fault}"));
                 self.fail(fault, None, now);
             }
             // The client must not see a refusal: its connection is closed as if its broker were down.

@@ -13,7 +13,7 @@ use super::broker::BrokerStompSession;
 use super::session::StompSession;
 use super::upstream::UpstreamStompSession;
 use crate::backend::{Backend, LoginError, LoginRequest};
-use crate::client::{BackendRequest, ConnectionCore, Ending};
+use crate::client::{BackendRequest, ConnectionCore, Ending, LOGIN_REFUSED};
 use crate::limits::LimitReached;
 use crate::upstream::{self, OpenedUpstream, UpstreamRequest};
 
@@ -51,26 +51,14 @@ pub(super) struct AskedLogin {
 
 /// The reason why a client is not logged in.
 pub(super) enum LoginFailure {
-    Refused(StompRefused),
+    Refused(StompFault),
     /// The upstream is unreachable.
     Unavailable(String),
 }
 
-/// A refused login.
-pub(super) struct StompRefused {
-    pub(super) fault: StompFault,
-    pub(super) ending: Ending,
-}
-
 impl From<StompFault> for LoginFailure {
     fn from(fault: StompFault) -> Self {
-        Self::Refused(StompRefused { fault, ending: Ending::Refused })
-    }
-}
-
-impl From<LimitReached> for LoginFailure {
-    fn from(limit: LimitReached) -> Self {
-        Self::Refused(StompRefused { fault: bad_connect(limit.to_string()), ending: Ending::Limit })
+        Self::Refused(fault)
     }
 }
 
@@ -87,9 +75,13 @@ pub(super) fn log_in(
     let (user, passcode) = match (connect.login(), connect.passcode(), unnamed) {
         (None, _, Some(user)) => (user, None),
         (Some(user), Some(passcode), _) => (user, Some(passcode)),
-        // RabbitMQ's default here is guest. This server admits a client without a login only if the operator has
-        // configured a user for that.
-        _ => return Err(bad_connect("Missing login or passcode header(s)").into()),
+        // RabbitMQ's default is guest here. This server admits a client without a login only if the
+        // operator has configured a user for it.
+        _ => {
+            // RabbitMQ counts refused credentials alone.
+            core.ends(Ending::Refused, || LOGIN_REFUSED.to_owned());
+            return Err(bad_connect("Missing login or passcode header(s)").into());
+        }
     };
     // As in RabbitMQ, a missing host means the default virtual host.
     let vhost = connect.host().unwrap_or("/");
@@ -181,13 +173,13 @@ impl BrokerClient {
             core.logs_in(user);
         }
         take_limits(core, user)?;
-        let authorised = broker.begin_session(&identity, vhost).map_err(|error| match error {
-            BrokerError::NoVirtualHost(_) | BrokerError::VirtualHostRefused { .. } => {
-                core.login_refused(user, &error.to_string());
-                vhost_denied(vhost)
+        let authorised = broker.begin_session(&identity, vhost).map_err(|error| {
+            core.vhost_refused(user, &Fault::from(error.clone()));
+            match error {
+                BrokerError::NoVirtualHost(_) | BrokerError::VirtualHostRefused { .. } => vhost_denied(vhost),
+                // A limit of the user or the virtual host was reached.
+                error => bad_connect(error.to_string()),
             }
-            // The error is a limit of the user or of the virtual host.
-            error => bad_connect(error.to_string()),
         })?;
         let outbox = Arc::clone(&core.outbox);
         let session = BrokerStompSession::new(&core.shared, authorised, SessionId(core.id), *version, outbox);
@@ -228,10 +220,14 @@ impl AskedLogin {
             Err(LoginError::Failed(fault)) if fault.code == ReplyCode::ConnectionForced => {
                 return Err(LoginFailure::Unavailable(fault.text.into_owned()));
             }
-            Err(LoginError::Failed(Fault { code: ReplyCode::NotAllowed, .. })) => {
+            Err(LoginError::Failed(fault)) if fault.code == ReplyCode::NotAllowed => {
+                core.vhost_refused(user, &fault);
                 return Err(vhost_denied(vhost).into());
             }
-            Err(LoginError::Failed(fault)) => return Err(bad_connect(fault.reply_text()).into()),
+            Err(LoginError::Failed(fault)) => {
+                core.ends(Ending::Refused, || format!("closed by server: {fault}"));
+                return Err(bad_connect(fault.reply_text()).into());
+            }
         };
         take_limits(core, user)?;
         Ok(UpstreamStompSession::new(&core.shared, &core.outbox, opened, vhost, self.version))
@@ -239,9 +235,12 @@ impl AskedLogin {
 }
 
 /// Counts the client against its user's limits.
-fn take_limits(core: &mut ConnectionCore, user: &str) -> Result<(), LimitReached> {
-    core.lease.log_in(user)?;
-    core.lease.open_channel()
+fn take_limits(core: &mut ConnectionCore, user: &str) -> Result<(), StompFault> {
+    let taken = core.lease.log_in(user).and_then(|()| core.lease.open_channel());
+    taken.map_err(|limit: LimitReached| {
+        core.ends(Ending::Limit, || limit.to_string());
+        bad_connect(limit.to_string())
+    })
 }
 
 fn access_refused(user: &str, compatibility: broker::Compatibility) -> StompFault {

@@ -86,7 +86,7 @@ impl UpstreamAdmission {
         let external = core.external.clone();
         let (vhost, login_as) = login
             .credentials(&hub.config, external.as_deref(), core.arrival.port())
-            .inspect_err(|refused| core.login_refused(login.claimed_user(), &refused.why))?;
+            .inspect_err(|refused| refused.record(login.claimed_user(), core))?;
         let (user, credentials) = match login_as {
             LoginAs::Password { user, password } => (user, Credentials::plain(user, password)),
             // The pool replaces these credentials, or refuses the client.
@@ -285,7 +285,7 @@ impl UpstreamAdmission {
         self.login.assigned().is_none() || self.login.session_expiry(&self.hub.config) > 0
     }
 
-    fn foreign(&self, core: &ConnectionCore, why: String) -> MqttRefused {
+    fn foreign(&self, core: &mut ConnectionCore, why: String) -> MqttRefused {
         core.login_refused(&self.user, &why);
         MqttRefused::foreign(self.version, why)
     }
@@ -492,7 +492,7 @@ fn client_properties(client_id: &str) -> FieldTable {
 /// The refusal for a client that the upstream has not accepted.
 fn refused(core: &mut ConnectionCore, vhost: &str, user: &str, error: LoginError) -> MqttRefused {
     let refused = match error {
-        LoginError::Refused { why, .. } => bad_credentials(&format!("{user}: {why}")),
+        LoginError::Refused { why, .. } => bad_credentials(&why),
         LoginError::Failed(fault) => match fault.code {
             ReplyCode::NotAllowed => {
                 let reason = match OpenRefusal::of(&fault, vhost, user) {
@@ -501,13 +501,13 @@ fn refused(core: &mut ConnectionCore, vhost: &str, user: &str, error: LoginError
                     OpenRefusal::NoPermission => ReasonCode::NotAuthorized,
                     OpenRefusal::Limit => ReasonCode::QuotaExceeded,
                 };
-                MqttRefused::new(reason, fault.to_string())
+                MqttRefused::vhost(reason, fault)
             }
-            ReplyCode::AccessRefused => MqttRefused::new(ReasonCode::NotAuthorized, fault.to_string()),
+            ReplyCode::AccessRefused => MqttRefused::vhost(ReasonCode::NotAuthorized, fault),
             _ => return unavailable(core, &fault),
         },
     };
-    core.login_refused(user, &refused.why);
+    refused.record(user, core);
     refused
 }
 

@@ -22,7 +22,7 @@ use super::session::{MIN_EXPIRES, UpstreamSession, of_fault};
 use crate::mqtt::hub::QUEUE_PREFIX;
 use crate::mqtt::message::MAX_SHORT;
 use crate::mqtt::session::{Refusal, Request, granted};
-use crate::mqtt::subscriptions::{FilterMatch, is_for};
+use crate::mqtt::subscriptions::{FilterMatch, matches_only_by_star, is_for};
 
 /// Suffix of the names of groups' queues. Sessions' queues end in `qos0` or `qos1`, so no client identifier yields such a
 /// name.
@@ -84,7 +84,9 @@ impl Groups {
     pub(super) fn matches(&self, consumer: usize, topic: &str) -> bool {
         let group = self.consumers.get(&consumer).and_then(|name| self.groups.get(name));
         let filters = group.into_iter().flat_map(|group| &group.filters);
-        filters.filter_map(|text| TopicFilter::parse(text, true).ok()).any(|one| is_for(one.filter(), topic))
+        filters
+            .filter_map(|text| TopicFilter::parse(text, true).ok())
+            .any(|one| is_for(one.filter(), topic) && !matches_only_by_star(one.filter(), topic))
     }
 
     /// Counts a message of a consumer that was sent to the client.
@@ -119,8 +121,13 @@ impl UpstreamSession {
     /// The queue of a shared subscription's group, and its binding key.
     fn group_of(&self, filter: &str) -> Option<(Box<str>, String)> {
         let filter = TopicFilter::parse(filter, true).ok()?;
-        let (group, key) = (filter.group()?, self.mapping.key(filter.filter()));
-        Some((format!("{QUEUE_PREFIX}{group}/{key}{SUFFIX}").into(), key))
+        let (group, filter) = (filter.group()?, filter.filter());
+        let key = self.mapping.key(filter);
+        // A level `*` is a wildcard in AMQP alone: messages that come by it are discarded, which the members of a filter with
+        // `+` in its place would miss. So each has a queue of its own, and `*` is `+` in the name, as in no binding key.
+        let word = |level| if level == "*" { "+".to_owned() } else { self.mapping.key(level) };
+        let words: Vec<_> = filter.split('/').map(word).collect();
+        Some((format!("{QUEUE_PREFIX}{group}/{}{SUFFIX}", words.join(".")).into(), key))
     }
 
     /// Subscribes to a shared filter. The SUBACK waits for the client's consumer.

@@ -186,8 +186,13 @@ impl BrokerStompSession {
     fn wait_out_alarms(&mut self) {
         let alarms = &self.context.shared.alarms;
         if alarms.any_raised() && self.blocked.is_none() {
-            self.blocked = alarms.block(&self.context.outbox).map(|(blocked, _)| blocked);
+            self.set_blocked(alarms.block(&self.context.outbox).map(|(blocked, _)| blocked));
         }
+    }
+
+    fn set_blocked(&mut self, blocked: Option<Blocked>) {
+        self.context.view.iter().for_each(|view| view.set_blocked(blocked.is_some()));
+        self.blocked = blocked;
     }
 
     /// Performs a request. Changes nothing if its permission has not been asked for yet. Returns `false` if it takes more
@@ -368,7 +373,7 @@ impl StompSession for BrokerStompSession {
         traces.publish(context.consumers.traces(), &context.publish_gate, context.now, || context.tracer());
         self.context.consumers.resume_deferred(self.context.now);
         if self.blocked.is_some() && !self.context.shared.alarms.any_raised() {
-            self.blocked = None;
+            self.set_blocked(None);
         }
         let cancelled = self.context.consumers.take_cancelled();
         Ok(cancelled.iter().filter_map(|cancelled| self.cancelled(cancelled)).collect())
