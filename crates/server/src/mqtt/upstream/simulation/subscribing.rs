@@ -76,6 +76,7 @@ async fn leading_wildcards_of_shared_subscriptions_match_no_dollar_topics() {
     writer.answers().await;
     let all = ["publish a/b AtMostOnce 0", "publish a/* AtMostOnce 0", "publish a/c AtMostOnce 0"];
     assert_eq!(plus.answers().await, all);
+    assert_eq!(wide.answers().await, all);
     assert_eq!(star.answers().await, ["publish a/* AtMostOnce 0"]);
     // Messages that are not sent have to be acknowledged all the same.
     let queues = world.vhost().all_queues();
