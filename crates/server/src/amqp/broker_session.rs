@@ -645,6 +645,8 @@ impl BackendSession for BrokerSession {
         self.context.set_time(now);
         if !std::mem::replace(&mut self.ended, true) {
             self.blocking = Blocking::default();
+            // Its answer no longer matters to the client.
+            self.renewing = None;
             if let Some(waiting) = self.context.waiting_publish.take() {
                 self.incomplete.changed(waiting.bytes(), 0);
             }

@@ -33,6 +33,8 @@ pub(crate) struct AmqpConnection {
     phase: AmqpPhase,
     /// The session once its end has begun, until it has [ended](BackendSession::has_ended), which may take several turns.
     ending: Option<Box<dyn BackendSession>>,
+    /// The error of a connection.close that follows once the session has ended.
+    unsent_close: Option<Box<Fault>>,
     /// Open or closing, once past the handshake.
     life: ConnectionLife,
     /// Channels counted by `count_channels`; 0 before and after the session.
@@ -384,7 +386,9 @@ impl AmqpConnection {
     /// Ends a session, which is no longer the client's. Work that does not fit into this turn follows in the next ones.
     fn end(&mut self, mut session: Box<dyn BackendSession>, now: Instant) {
         session.end(now);
-        if !session.has_ended() {
+        if session.has_ended() {
+            self.send_close();
+        } else {
             self.ending = Some(session);
         }
     }
@@ -398,9 +402,25 @@ impl AmqpConnection {
         Ok(())
     }
 
-    /// Closes the connection with an error.
+    /// Closes the connection with an error. connection.close follows the end of the session, as in RabbitMQ: a client that
+    /// reconnects may then declare its exclusive queues again.
     fn fail(&mut self, fault: Fault, now: Instant) {
         self.end_session(now);
+        self.core.ends(self.ending_with(fault.code), || format!("closed by server: {fault}"));
+        self.unsent_close = Some(Box::new(fault));
+        if self.ending.is_none() {
+            self.send_close();
+        }
+        self.asking = None;
+        self.life.start_closing();
+        self.phase = AmqpPhase::Closing;
+        self.count_channels();
+        self.intent = Intent::Run;
+        self.core.deadline = Some(now + CLOSE_TIMEOUT);
+    }
+
+    fn send_close(&mut self) {
+        let Some(fault) = self.unsent_close.take() else { return };
         let reply_text = fault.reply_text();
         let (class_id, method_id) = fault.method;
         self.send(connection::Close {
@@ -409,13 +429,14 @@ impl AmqpConnection {
             class_id,
             method_id,
         });
-        self.core.ends(self.ending_with(fault.code), || format!("closed by server: {fault}"));
-        self.asking = None;
-        self.life.start_closing();
-        self.phase = AmqpPhase::Closing;
-        self.count_channels();
-        self.intent = Intent::Run;
-        self.core.deadline = Some(now + CLOSE_TIMEOUT);
+    }
+
+    /// Whether the end of the session has begun, and takes further turns.
+    fn is_session_ending(&self) -> bool {
+        match &self.phase {
+            AmqpPhase::Leaving(session) => !session.has_ended(),
+            _ => self.ending.is_some(),
+        }
     }
 
     /// During a drain: closes an open client once its publishes are confirmed, or after the time limit.
@@ -469,6 +490,7 @@ impl AmqpConnection {
     }
 
     fn finish(&mut self) {
+        self.send_close();
         self.asking = None;
         self.phase = AmqpPhase::Over;
         self.count_channels();
@@ -492,6 +514,7 @@ impl ProtocolState for AmqpConnection {
         Self {
             core,
             ending: None,
+            unsent_close: None,
             phase: AmqpPhase::Handshake(Box::new(Handshake {
                 machine,
                 admitted: false,
@@ -619,6 +642,11 @@ impl ProtocolState for AmqpConnection {
     fn handle_deadline(&mut self, now: Instant, is_unread: bool) {
         self.leave_when_settled(now);
         if !self.is_alive() && self.core.is_late(now) {
+            if self.is_session_ending() {
+                // The limit is for the client; the end continues with each turn.
+                self.core.deadline = Some(now + CLOSE_TIMEOUT);
+                return;
+            }
             if let AmqpPhase::Leaving(session) = &self.phase {
                 let is_answered = session.has_stored_publishes();
                 self.end_session(now);

@@ -167,6 +167,7 @@ impl AmqpConnection {
             core,
             phase: AmqpPhase::Resuming(view),
             ending: None,
+            unsent_close: None,
             life: ConnectionLife::default(),
             channels: 0,
             intent: Intent::Pause,

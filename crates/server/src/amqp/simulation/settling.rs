@@ -166,6 +166,16 @@ fn turns_until(
     panic!("it does not end");
 }
 
+/// Declares an exclusive queue of the client.
+fn declare_exclusive(shared: &Shared, client: &mut Conversation) -> Arc<Queue> {
+    client.call(|out| {
+        let declare = queue::Declare { queue: "own", exclusive: true, ..Default::default() };
+        frame::write_method(out, 1, declare);
+    });
+    let Backend::Broker(broker) = &shared.backend else { panic!("it has an upstream") };
+    broker.vhost("/").unwrap().queue(SessionId(1), "own").unwrap()
+}
+
 #[test]
 fn the_end_of_a_channel_with_very_many_deliveries_takes_turns_and_is_answered_after_the_last() {
     let unknown = basic::Ack { delivery_tag: ALL + 1, multiple: false };
@@ -173,9 +183,11 @@ fn the_end_of_a_channel_with_very_many_deliveries_takes_turns_and_is_answered_af
         (1, Method::from(channel::Close::default()), "channel.close-ok"),
         (1, unknown.into(), "channel.close PRECONDITION_FAILED - unknown delivery tag 12001"),
         (0, connection::Close::default().into(), "connection.close-ok"),
+        (2, unknown.into(), "connection.close CHANNEL_ERROR - expected 'channel.open'"),
     ];
     for (number, method, answer) in closes {
         let (shared, queue, mut client) = consumer(0);
+        let own = declare_exclusive(&shared, &mut client);
         let mut bystander = Conversation::open(&shared, 0);
         frame::write_method(&mut client.unconsumed, number, method);
         let turns = turns_until(&mut client, &mut bystander, &queue, |client| {
@@ -184,6 +196,7 @@ fn the_end_of_a_channel_with_very_many_deliveries_takes_turns_and_is_answered_af
             !answers.is_empty()
         });
         assert!(turns > 3, "{turns} turns");
+        assert_eq!(own.is_deleted(), number != 1, "{answer}");
         assert_eq!(queue.consumer_count(), 0);
         assert_eq!(drain(&queue), (0..DELIVERIES).collect::<Vec<_>>());
     }
@@ -192,12 +205,7 @@ fn the_end_of_a_channel_with_very_many_deliveries_takes_turns_and_is_answered_af
 #[test]
 fn the_end_of_a_connection_with_very_many_deliveries_takes_turns_though_its_client_is_gone() {
     let (shared, queue, mut client) = consumer(0);
-    client.call(|out| {
-        let declare = queue::Declare { queue: "own", exclusive: true, ..Default::default() };
-        frame::write_method(out, 1, declare);
-    });
-    let Backend::Broker(broker) = &shared.backend else { panic!("it has an upstream") };
-    let own = broker.vhost("/").unwrap().queue(SessionId(1), "own").unwrap();
+    let own = declare_exclusive(&shared, &mut client);
     let mut bystander = Conversation::open(&shared, 0);
     let eof = Turn::begin();
     client.connection.handle_eof();

@@ -22,7 +22,7 @@ use super::session::{MIN_EXPIRES, UpstreamSession, of_fault};
 use crate::mqtt::hub::QUEUE_PREFIX;
 use crate::mqtt::message::MAX_SHORT;
 use crate::mqtt::session::{Refusal, Request, granted};
-use crate::mqtt::subscriptions::{FilterMatch, matches_only_by_star, is_for};
+use crate::mqtt::subscriptions::{FilterMatch, is_for, matches_only_by_star};
 
 /// Suffix of the names of groups' queues. Sessions' queues end in `qos0` or `qos1`, so no client identifier yields such a
 /// name.
