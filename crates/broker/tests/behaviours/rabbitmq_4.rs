@@ -327,7 +327,8 @@ fn an_unknown_exchange_type_closes_the_channel_and_any_delivery_mode_is_accepted
 fn a_policy_that_only_rabbitmq_4_knows_does_not_keep_a_broker_that_follows_3_10_from_its_start() {
     let mut disk_world = paging_as(Compatibility::V4, 1, u64::MAX);
     let policy = serde_json::json!({
-        "vhost": "/", "name": "p", "pattern": "", "definition": {"delayed-retry-type": "all", "max-length": 1},
+        "vhost": "/", "name": "p", "pattern": "",
+        "definition": {"delayed-retry-type": "all", "delayed-retry-min": 1000, "max-length": 1},
     });
     disk_world.world.broker.define(Section::Policies, policy.clone(), Timestamp(1)).unwrap();
     disk_world.durable("q", &[]);
@@ -338,7 +339,7 @@ fn a_policy_that_only_rabbitmq_4_knows_does_not_keep_a_broker_that_follows_3_10_
     }
     assert_eq!(disk_world.drain("q"), ["new"], "its other keys hold");
     let error = disk_world.world.broker.define(Section::Policies, policy, Timestamp(1)).unwrap_err();
-    assert!(error.to_string().ends_with("delayed-retry-type: not a recognised policy setting"), "{error}");
+    assert!(error.to_string().ends_with("not a recognised policy setting"), "{error}");
 }
 
 /// A broker with the virtual host `/`, whose queues are quorum queues unless they are declared otherwise.
