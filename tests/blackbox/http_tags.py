@@ -138,7 +138,7 @@ OWN = {
     ("DELETE", "leveret/auth-cache"),
     ("POST", "leveret/migration"),
     ("DELETE", "leveret/migration"),
-    *(("POST", f"leveret/migration/{step}") for step in ("cut-over", "finish")),
+    *(("POST", f"leveret/migration/{step}") for step in ("check-login", "cut-over", "finish")),
     ("DELETE", "leveret/spool/parked"),
     ("DELETE", "leveret/spool/waiting"),
     *(("POST", f"leveret/spool/{action}") for action in ("parked/requeue", "pause", "resume", "drain")),
