@@ -1,5 +1,6 @@
 //! A client's connection of any protocol: the common state, and how the server runs it.
 
+use std::fmt::Display;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,11 @@ pub(crate) const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The recorded end of a connection whose login was refused, in all protocols.
 pub(crate) const LOGIN_REFUSED: &str = "login refused";
+
+/// The recorded end of a connection that the server closes with an error, in all protocols.
+pub(crate) fn closed_by_server(error: impl Display) -> String {
+    format!("closed by server: {error}")
+}
 
 /// Bytes of a user name that are logged. Users have no longer ones, but an MQTT client may send 64 KiB.
 const MAX_USER: usize = 255;
@@ -141,7 +147,7 @@ impl ConnectionCore {
         if !self.has_end() {
             self.count_refused(user, &fault.text);
         }
-        self.ends(Ending::Refused, || format!("closed by server: {fault}"));
+        self.ends(Ending::Refused, || closed_by_server(fault));
     }
 
     fn count_refused(&self, user: &str, why: &str) {

@@ -19,7 +19,9 @@ use self::succession::PROTOCOL;
 pub(crate) use self::succession::{ConnectionState, closing};
 use super::session::{BackendSession, Deferral};
 use crate::backend::{BackendLogin, LoginError, LoginRequest};
-use crate::client::{BackendRequest, ConnectionCore, Ending, LOGIN_REFUSED, ProtocolState, SETTLE_TIMEOUT};
+use crate::client::{
+    BackendRequest, ConnectionCore, Ending, LOGIN_REFUSED, ProtocolState, SETTLE_TIMEOUT, closed_by_server,
+};
 use crate::registry::{NewConnection, OpenConnection};
 use crate::spool::PendingLogin;
 use crate::websocket::FrameMapping;
@@ -268,7 +270,7 @@ impl AmqpConnection {
                 if fault.code == ReplyCode::NotAllowed {
                     self.core.vhost_refused(&handshake.user, &fault);
                 }
-                let (code, reason) = (fault.code, format!("closed by server: {fault}"));
+                let (code, reason) = (fault.code, closed_by_server(&fault));
                 handshake.machine.refuse_open(fault);
                 self.core.ends(self.ending_with(code), || reason);
             }
@@ -406,7 +408,7 @@ impl AmqpConnection {
     /// reconnects may then declare its exclusive queues again.
     fn fail(&mut self, fault: Fault, now: Instant) {
         self.end_session(now);
-        self.core.ends(self.ending_with(fault.code), || format!("closed by server: {fault}"));
+        self.core.ends(self.ending_with(fault.code), || closed_by_server(&fault));
         self.unsent_close = Some(Box::new(fault));
         if self.ending.is_none() {
             self.send_close();
@@ -755,7 +757,7 @@ fn describe(end: &ServerEnd) -> String {
     match end {
         ServerEnd::BadProtocolHeader => "peer does not speak AMQP 0-9-1".to_owned(),
         ServerEnd::LoginRefused => LOGIN_REFUSED.to_owned(),
-        ServerEnd::Faulted(fault) => format!("closed by server: {fault}"),
+        ServerEnd::Faulted(fault) => closed_by_server(fault),
         ServerEnd::ClosedByPeer => "closed by client during the handshake".to_owned(),
         ServerEnd::Eof => "client closed the connection during the handshake".to_owned(),
     }

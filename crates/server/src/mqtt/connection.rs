@@ -18,7 +18,7 @@ use super::late_input::LateInput;
 use super::login::{MqttLogin, MqttRefused};
 use super::session::{ClientIdentity, CloseReason, MqttSession, PendingReply, Refusal, Request};
 use crate::alarms::Blocked;
-use crate::client::{ConnectionCore, Ending, ProtocolState, SETTLE_TIMEOUT};
+use crate::client::{ConnectionCore, Ending, ProtocolState, SETTLE_TIMEOUT, closed_by_server};
 use crate::registry::{ClientSession, NewConnection, OpenConnection};
 use crate::websocket::FrameMapping;
 
@@ -91,7 +91,7 @@ impl MqttConnection {
         let mut out = Vec::new();
         self.engine.refuse(refused.reason, refused.reported, &mut out);
         write(&self.core, out);
-        self.core.ends(Ending::Refused, || format!("closed by server: {}", refused.why));
+        self.core.ends(Ending::Refused, || closed_by_server(&refused.why));
         self.finish();
     }
 
@@ -400,11 +400,11 @@ fn describe(end: &MqttEnd, draining: bool) -> (Ending, String) {
     match end.cause {
         Cause::Client(ReasonCode::Success) => (Ending::Normal, "closed by client".to_owned()),
         Cause::Client(reason) => (Ending::Normal, format!("closed by client: {reason}")),
-        Cause::Fault(fault) => (Ending::Refused, format!("closed by server: {fault}")),
+        Cause::Fault(fault) => (Ending::Refused, closed_by_server(fault)),
         Cause::KeepAlive => (Ending::Refused, "client was silent for too long".to_owned()),
         Cause::Eof => (Ending::Normal, "client unexpectedly closed TCP connection".to_owned()),
         Cause::Server(_) if draining => (Ending::Shutdown, "server is shutting down".to_owned()),
-        Cause::Server(reason) => (Ending::Refused, format!("closed by server: {reason}")),
+        Cause::Server(reason) => (Ending::Refused, closed_by_server(reason)),
     }
 }
 

@@ -12,7 +12,7 @@ use transport::{Intent, Outbox};
 
 use super::login::{LoginFailure, StompLogin, log_in};
 use super::session::{CancelledSubscription, StompSession, of_fault};
-use crate::client::{ConnectionCore, Ending, ProtocolState, SETTLE_TIMEOUT};
+use crate::client::{ConnectionCore, Ending, ProtocolState, SETTLE_TIMEOUT, closed_by_server};
 use crate::registry::{ClientSession, NewConnection, OpenConnection};
 use crate::server::MAX_UNSPLIT_MESSAGE;
 use crate::websocket::FrameMapping;
@@ -101,7 +101,7 @@ impl StompConnection {
             Ok(StompLogin::Accepted(session)) => self.entered(session, now),
             Ok(asked) => self.login = Some(asked),
             Err(LoginFailure::Refused(fault)) => {
-                self.core.ends(Ending::Refused, || format!("closed by server: {fault}"));
+                self.core.ends(Ending::Refused, || closed_by_server(&fault));
                 self.fail(fault, None, now);
             }
             // The client must not see a refusal: its connection is closed as if its broker were down.

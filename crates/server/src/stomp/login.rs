@@ -13,7 +13,7 @@ use super::broker::BrokerStompSession;
 use super::session::StompSession;
 use super::upstream::UpstreamStompSession;
 use crate::backend::{Backend, LoginError, LoginRequest};
-use crate::client::{BackendRequest, ConnectionCore, Ending, LOGIN_REFUSED};
+use crate::client::{BackendRequest, ConnectionCore, Ending, LOGIN_REFUSED, closed_by_server};
 use crate::limits::LimitReached;
 use crate::upstream::{self, OpenedUpstream, UpstreamRequest};
 
@@ -225,7 +225,7 @@ impl AskedLogin {
                 return Err(vhost_denied(vhost).into());
             }
             Err(LoginError::Failed(fault)) => {
-                core.ends(Ending::Refused, || format!("closed by server: {fault}"));
+                core.ends(Ending::Refused, || closed_by_server(&fault));
                 return Err(bad_connect(fault.reply_text()).into());
             }
         };

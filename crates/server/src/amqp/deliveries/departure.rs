@@ -68,13 +68,7 @@ impl ChannelTeardown {
     }
 
     fn sort_consumers(&mut self) -> bool {
-        while let Some(channel) = self.consumers.front_mut() {
-            let step: Vec<_> = channel.take(AT_ONCE).collect();
-            if step.is_empty() {
-                self.consumers.pop_front();
-                continue;
-            }
-            work::charge(SETTLEMENT, step.len());
+        while let Some(step) = next_step(&mut self.consumers) {
             for (queue, consumer) in step {
                 self.of(&queue).consumers.push(consumer);
             }
@@ -87,13 +81,7 @@ impl ChannelTeardown {
 
     fn sort_deliveries(&mut self) -> bool {
         let (several, most) = (self.channels > 1, self.most);
-        while let Some(channel) = self.unsettled.front_mut() {
-            let step: Vec<_> = channel.take(AT_ONCE).collect();
-            if step.is_empty() {
-                self.unsettled.pop_front();
-                continue;
-            }
-            work::charge(SETTLEMENT, step.len());
+        while let Some(step) = next_step(&mut self.unsettled) {
             for (queue, deliveries) in by_queue(step) {
                 let QueueTeardown { queue, consumers, requeue } = self.of(&queue);
                 let begin = || Requeue::of_leaving(queue, std::mem::take(consumers), most, several);
@@ -138,6 +126,19 @@ impl ChannelTeardown {
         }
         &mut self.queues[at]
     }
+}
+
+/// The next items of the first channel that has any left, charged to the turn; `None` if no channel has.
+fn next_step<T>(channels: &mut VecDeque<ChannelItems<T>>) -> Option<Vec<T>> {
+    while let Some(channel) = channels.front_mut() {
+        let step: Vec<_> = channel.take(AT_ONCE).collect();
+        if !step.is_empty() {
+            work::charge(SETTLEMENT, step.len());
+            return Some(step);
+        }
+        channels.pop_front();
+    }
+    None
 }
 
 /// Deliveries, in order, with their queues: each queue once.
